@@ -1,0 +1,29 @@
+"""Makes `python -m pytest` prove the course on any machine that has the packages.
+
+Notebook kernels are processes of their own: they find the course through PYTHONPATH.
+Tests marked `gpu` are skipped, with the reason, where there is no GPU.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path
+)
+
+from kernels.lab import backend  # noqa: E402 - only found once the root is on the path
+
+
+def pytest_report_header() -> str:
+    return backend.describe()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("gpu") and backend.INTERPRETED:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

@@ -1,0 +1,1 @@
+"""The instruments: everything the chapters share, importing no chapter."""
