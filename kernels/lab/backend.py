@@ -73,8 +73,8 @@ DEVICE: str = "cpu" if INTERPRETED else "cuda"
 
 if INTERPRETED and _version("triton") < (3, 7) and _version("numpy") >= (2, 4):
     raise RuntimeError(
-        f"Triton {importlib.metadata.version('triton')}'s interpreter does not work with "
-        f"NumPy {importlib.metadata.version('numpy')}; install 'numpy<2.4' or triton 3.7"
+        "Triton 3.6's interpreter does not work with NumPy 2.4 or newer, got NumPy "
+        f"{importlib.metadata.version('numpy')}; install 'numpy<2.4' or triton 3.7"
     )
 
 import cloudpickle  # noqa: E402
@@ -115,8 +115,8 @@ def describe() -> str:
     recorded = sorted(path.name for path in folder.glob("*") if path.is_dir())
     source = f"recorded on {', '.join(recorded)}" if recorded else "not recorded yet"
     return (
-        "There is no GPU here: kernels run in Triton's interpreter, and measured figures "
-        f"are the ones {source} ({versions})."
+        "There is no GPU here: kernels run in Triton's interpreter, and measured "
+        f"figures are the ones {source} ({versions})."
     )
 
 
@@ -133,7 +133,7 @@ def validate(
     Raises:
         TypeError: x is not a tensor, or not float32, float16 or bfloat16.
         ValueError: x is not a matrix, lies on a device that kernels cannot reach here,
-            has longer rows than the kernel takes, or is not contiguous where it must be.
+            has longer rows than the kernel takes, or is not contiguous where it must.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
@@ -154,17 +154,18 @@ def validate(
         )
     if max_cols is not None and x.shape[1] > max_cols:
         raise ValueError(
-            f"x must have at most {max_cols} columns for this kernel, got {x.shape[1]}; "
-            "torch.softmax takes longer rows"
+            f"x must have at most {max_cols} columns for this kernel, got "
+            f"{x.shape[1]}; torch.softmax takes longer rows"
         )
     if contiguous and not x.is_contiguous():
         raise ValueError(
             f"x must be contiguous for this kernel, got strides {x.stride()} for shape "
-            f"{tuple(x.shape)}; x.contiguous() copies it, kernels.strided takes it as it is"
+            f"{tuple(x.shape)}; x.contiguous() copies it, and kernels.strided.softmax "
+            "takes it as it is"
         )
 
 
-# ---- the other world, in a helper process ---------------------------------------------
+# ---- the other world, in a helper process --------------------------------------------
 
 
 def call_in(world: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -204,7 +205,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _reduce_kernel(kernel: KernelInterface) -> tuple:
-    """A kernel of an importable module goes by name, one of a notebook by its source."""
+    """A kernel of a module goes by its name, one of a notebook by its source."""
     function = kernel
     while isinstance(function, KernelInterface):  # autotune and heuristics wrap one
         function = function.fn
@@ -247,7 +248,7 @@ class _Helper:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         flag = "1" if self.world == "interpreter" else "0"
         hidden = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": flag}
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from kernels.lab.backend import _serve; _serve()"],
             env=os.environ | hidden | {"PYTHONPATH": path},
@@ -280,12 +281,10 @@ class _Helper:
                 self.errors.seek(0)
                 words = self.errors.read().decode(errors="replace").strip()
                 raise RuntimeError(
-                    f"the helper process of the {self.world} world died; its last words: "
-                    f"{words[-2000:] or '(none)'}"
+                    f"the helper process of the {self.world} world died; its last "
+                    f"words: {words[-2000:] or '(none)'}"
                 ) from error
-            except (
-                BaseException
-            ):  # interrupted: the answer would be read by the next call
+            except BaseException:  # interrupted; the next call must not get its answer
                 self.stop()
                 raise
         if succeeded:
