@@ -387,6 +387,12 @@ def test_the_skipped_column_of_a_transposed_view():
     assert "shape (4, 5) and strides (1, 8): this would be row 4, column 0" in text
 
 
+def test_the_gap_of_a_column_stride():
+    text = fault(launch(load_at), torch.zeros(4, 10)[:, ::2], 0, 4)
+    assert "offset 1 of input_ptr, which lies between the elements of this" in text
+    assert "2 of 4 lanes are outside, the first is lane 1" in text
+
+
 def test_a_gap_of_an_overlapping_view():
     windows = torch.zeros(100).as_strided((2, 2, 2), (10, 2, 2))  # 0 2 4, 10 12 14
     assert "offset 1 of" in fault(launch(load_at), windows, 0, 2)
