@@ -14,6 +14,8 @@ import torch
 
 from kernels.lab import backend
 
+Softmax = Callable[[torch.Tensor], torch.Tensor]
+
 
 def five_lines(x: torch.Tensor) -> torch.Tensor:
     """The softmax of every row of x (M, N): five operations, five kernels."""
@@ -43,19 +45,15 @@ def shift_thrown_away(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def scripted(
-    function: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.jit.ScriptFunction:
-    """`function` as a TorchScript graph (an older way to make graphs of PyTorch code)."""
+def scripted(function: Softmax) -> torch.jit.ScriptFunction:
+    """`function` as a TorchScript graph, the older way to make graphs of PyTorch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # it is shown as history
         return torch.jit.script(function)
 
 
 @functools.cache
-def compiled(
-    function: Callable[[torch.Tensor], torch.Tensor],
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def compiled(function: Softmax) -> Softmax:
     """`function` compiled by torch.compile, anew for every shape."""
     return torch.compile(function, dynamic=False)
 

@@ -65,8 +65,8 @@ def softmax_kernel(
     for tile in tl.range(
         tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=NUM_STAGES
     ):
-        first_row = tile.to(tl.int64) * ROWS_PER_TILE
-        rows = first_row + tl.arange(0, ROWS_PER_TILE)[:, None]
+        rows = tile * ROWS_PER_TILE + tl.arange(0, ROWS_PER_TILE)[:, None]
+        rows = rows.to(tl.int64)
         inside = (rows < n_rows) & (cols < n_cols)
         input_ptrs = input_ptr + rows * input_row_stride + cols * input_col_stride
         x = tl.load(input_ptrs, mask=inside, other=-float("inf")).to(tl.float32)
@@ -160,7 +160,7 @@ def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
         (M, N) in x's dtype; empty if x is.
 
     Raises:
-        TypeError, ValueError: x is not such a matrix, or its rows do not fit the layout.
+        TypeError, ValueError: x is not such a matrix, or does not fit the layout.
     """
     backend.validate(x, max_cols=MAX_COLS)
     n_rows, n_cols = x.shape

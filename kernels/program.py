@@ -37,7 +37,7 @@ def softmax_kernel(output_ptr, input_ptr, n_cols, BLOCK_COLS: tl.constexpr):
     """One program computes the softmax of one row.
 
     Args:
-        output_ptr, input_ptr: the first elements of contiguous (n_rows, n_cols) tensors.
+        output_ptr, input_ptr: first elements of contiguous (n_rows, n_cols) tensors.
         n_cols: the length of a row.
         BLOCK_COLS: n_cols rounded up to a power of two.
     """
@@ -103,8 +103,8 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     backend.validate(x, max_cols=MAX_COLS, contiguous=True)
     if x.numel() >= 2**31:
         raise ValueError(
-            f"x must have fewer than 2^31 elements for this kernel's 32-bit offsets, got "
-            f"{x.numel()}; kernels.strided.softmax has 64-bit ones"
+            "x must have fewer than 2^31 elements for this kernel's 32-bit offsets, "
+            f"got {x.numel()}; kernels.strided.softmax has 64-bit ones"
         )
     output = torch.empty_like(x)
     if x.numel():
