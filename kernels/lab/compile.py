@@ -1,0 +1,280 @@
+"""What the compiler makes of a kernel: for any documented GPU, on any machine.
+
+`aot` takes the arguments of a launch and compiles exactly what that launch would
+compile on the named GPU: Triton itself looks at the arguments' types and divisibility,
+because it is asked through `kernel.warmup` with a driver object that claims to be that
+GPU. Compiling needs no GPU: Triton's wheel brings NVIDIA's assembler (`ptxas`) and
+disassembler. It happens in the compiler's world (see `backend.call_in`), so that
+neither the interpreter nor a GPU at hand notices.
+
+Line numbers are left out (Triton's `disable_line_info`), which keeps the texts readable
+and changes no instruction.
+
+Weighed: `triton.compile(ASTSource(...))` compiles ahead of time too, but needs the
+signature, constants and divisibility written out by hand; `triton.tools.disasm` prints
+SASS with control codes, which is more than a course needs.
+"""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from kernels.lab import backend
+from kernels.lab.gpu import Gpu, named
+
+STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
+
+Launch = tuple[Any, tuple, dict[str, Any]]  # a kernel, its arguments, its keywords
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Stands in for a tensor: of a tensor, the compiler sees no more than this.
+
+    Attributes:
+        dtype: of the elements.
+        aligned: whether the first element's address is a multiple of 16 bytes.
+    """
+
+    dtype: torch.dtype
+    aligned: bool = True
+
+    def data_ptr(self) -> int:
+        """An address that is as aligned as the tensor's (Triton looks at no more)."""
+        return 0 if self.aligned else 1
+
+
+def pointer(dtype: torch.dtype, aligned: bool = True) -> Pointer:
+    """A stand-in for a tensor argument of `aot`, where there is no tensor to pass.
+
+    Args:
+        dtype: of the elements.
+        aligned: whether the address is a multiple of 16 bytes, as a new tensor's is.
+
+    Raises:
+        TypeError: dtype is not a torch.dtype.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
+    return Pointer(dtype, aligned)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled kernel, stage by stage.
+
+    Attributes:
+        name: of the kernel.
+        gpu: what it was compiled for.
+        num_warps: warps per block.
+        num_stages: of the software pipeline.
+        registers: 32-bit registers per thread.
+        spills: bytes per thread that did not fit registers and are stored to memory.
+        shared: bytes of shared memory per block.
+        ttir, ttgir, llir, ptx: Triton's two intermediate representations, LLVM's, and
+            NVIDIA's virtual assembly.
+        cubin: the machine code, as the driver loads it.
+    """
+
+    name: str
+    gpu: Gpu = field(repr=False)
+    num_warps: int
+    num_stages: int
+    registers: int
+    spills: int
+    shared: int
+    ttir: str = field(repr=False)
+    ttgir: str = field(repr=False)
+    llir: str = field(repr=False)
+    ptx: str = field(repr=False)
+    cubin: bytes = field(repr=False)
+
+    def __str__(self) -> str:
+        warps = f"{self.num_warps} warp{'s' if self.num_warps > 1 else ''}"
+        return (
+            f"{self.name} for {self.gpu.name}, {warps}: "
+            f"{self.registers} registers and {self.spills} spilled bytes per thread, "
+            f"{self.shared} bytes of shared memory per block"
+        )
+
+    @functools.cached_property
+    def sass(self) -> str:
+        """The machine code as text: instructions and labels, without addresses."""
+        text = _tool("nvdisasm", self.cubin, "--print-code")
+        found = re.findall(r"^(\.L\w+:)|^\s+/\*\w{4,}\*/\s+(.*?) *;", text, re.M)
+        return "\n".join(label or f"    {code}" for label, code in found)
+
+    def lines(self, pattern: str, stage: str = "ptx") -> list[str]:
+        """The lines of a stage in which the regular expression is found.
+
+        Args:
+            pattern: a regular expression, such as r"ld\\.global".
+            stage: "ttir", "ttgir", "llir", "ptx" or "sass".
+
+        Raises:
+            ValueError: there is no such stage.
+        """
+        if stage not in STAGES:
+            raise ValueError(f"stage must be one of {STAGES}, got {stage!r}")
+        text = getattr(self, stage).splitlines()
+        return [line.strip() for line in text if re.search(pattern, line)]
+
+    def count(self, pattern: str, stage: str = "ptx") -> int:
+        """How many lines of a stage match; see `lines`."""
+        return len(self.lines(pattern, stage))
+
+
+def aot(kernel: Any, *args: Any, gpu: Gpu | str = "H200", **options: Any) -> Compiled:
+    """Compiles what the launch `kernel[grid](*args, **options)` would compile on a GPU.
+
+    Args:
+        kernel: a `@triton.jit` function, also one with `triton.heuristics`.
+        args: the kernel's arguments; tensors on any device (only their dtype and their
+            address modulo 16 matter), or `pointer(dtype)` in their place.
+        gpu: the GPU to compile for, or its name in `gpu.named`.
+        options: the kernel's remaining arguments, and launch options such as num_warps.
+
+    Raises:
+        TypeError: kernel is not one; an argument is missing or of an unknown type.
+        ValueError: no such GPU.
+        KeyError: an option that is neither an argument nor a launch option.
+        triton.CompilationError: the kernel does not compile.
+    """
+    return aot_all([(kernel, args, options)], gpu=gpu)[0]
+
+
+def aot_all(launches: Iterable[Launch], *, gpu: Gpu | str = "H200") -> list[Compiled]:
+    """`aot` for many launches (kernel, args, options), on all cores at once."""
+    gpu = gpu if isinstance(gpu, Gpu) else named(gpu)
+    sent = []
+    for kernel, args, options in launches:
+        _check_kernel(kernel)
+        constants = {name: _stand_in(value) for name, value in options.items()}
+        sent.append((kernel, tuple(map(_stand_in, args)), constants))
+    return backend.call_in("compiler", _compile, sent, gpu)
+
+
+def _check_kernel(kernel: Any) -> None:
+    if isinstance(kernel, Autotuner):
+        raise TypeError(
+            "kernel is autotuned, so a launch may compile any of its configurations; "
+            "pass the function that triton.autotune wraps, kernel.fn, and one "
+            "configuration's options"
+        )
+    inner = kernel.fn if isinstance(kernel, Heuristics) else kernel
+    if not isinstance(inner, JITFunction | InterpretedFunction):
+        raise TypeError(f"kernel must be a @triton.jit function, got {kernel!r}")
+
+
+def _stand_in(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Pointer(value.dtype, value.data_ptr() % 16 == 0)
+    return value
+
+
+# ---- in the compiler's world ---------------------------------------------------------
+
+
+class _Target:
+    """As much of a Triton driver as compiling asks for; one "device" per capability."""
+
+    def __init__(self, capability: int) -> None:
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return self.target.arch
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _compile(launches: list[Launch], gpu: Gpu) -> list[Compiled]:
+    triton.runtime.driver.set_active(_Target(gpu.compute_capability))
+    triton.knobs.compilation.disable_line_info = True
+    with (
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        kernels = [
+            kernel.warmup(*args, grid=(1,), **options)
+            for kernel, args, options in launches
+        ]
+    # A kernel that was compiled just now is a promise, whose result raises its error.
+    promised = triton.FutureKernel
+    kernels = [k.result() if isinstance(k, promised) else k for k in kernels]
+    return [_read(kernel, gpu) for kernel in kernels]
+
+
+def _read(kernel: Any, gpu: Gpu) -> Compiled:
+    if kernel.hash not in _resources:
+        _resources[kernel.hash] = _count_resources(kernel)
+    registers, spills = _resources[kernel.hash]
+    return Compiled(
+        name=kernel.name,
+        gpu=gpu,
+        num_warps=kernel.metadata.num_warps,
+        num_stages=kernel.metadata.num_stages,
+        registers=registers,
+        spills=spills,
+        shared=kernel.metadata.shared,
+        ttir=_without_locations(kernel.asm["ttir"]),
+        ttgir=_without_locations(kernel.asm["ttgir"]),
+        llir=kernel.asm["llir"],
+        ptx=kernel.asm["ptx"],
+        cubin=kernel.asm["cubin"],
+    )
+
+
+_resources: dict[str, tuple[int, int]] = {}
+
+
+def _count_resources(kernel: Any) -> tuple[int, int]:
+    """Registers and spilled bytes per thread."""
+    usage = _tool("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    return registers, _spills(kernel) if stack else 0
+
+
+def _spills(kernel: Any) -> int:
+    """Assembles the PTX once more, as Triton did, for what ptxas has to say."""
+    metadata = kernel.metadata
+    assemble = make_backend(metadata.target).make_cubin
+    triton.knobs.nvidia.dump_ptxas_log = True
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        assemble(kernel.asm["ptx"], {}, metadata, metadata.target.arch)
+    triton.knobs.nvidia.dump_ptxas_log = False
+    return int(re.search(r"(\d+) bytes spill stores", log.getvalue())[1])
+
+
+def _without_locations(ir: str) -> str:
+    ir = re.sub(r" loc\((?:[^()]|\([^()]*\))*\)", "", ir)
+    return re.sub(r"^#loc.*\n", "", ir, flags=re.M)
+
+
+def _tool(name: str, cubin: bytes, *options: str) -> str:
+    """Runs a binary utility of Triton's wheel on machine code."""
+    path = getattr(triton.knobs.nvidia, name).path
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [path, *options, file.name]
+        return subprocess.check_output(command, text=True)
