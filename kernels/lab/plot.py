@@ -21,7 +21,6 @@ import io
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -30,8 +29,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex, to_rgb
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from matplotlib.ticker import NullLocator
-
-ROOT = Path(__file__).resolve().parents[2]
 
 INK, MUTED, GRID, CARD, EDGE = "#1f2430", "#5b6270", "#e2e1dc", "#fbfaf7", "#cfcec8"
 WIDTH = 6.6  # inches: 726 pixels at DPI, about the width of a page of the book
