@@ -1,0 +1,207 @@
+"""The book: strictly built, nothing loaded from other hosts, every link in place."""
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml", reason="comes with jupyter-book")
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+PAGES = [*sorted((ROOT / "book").glob("*.md")), *NOTEBOOKS]
+
+# Attributes by which an HTML element makes the browser load something.
+LOADS = {
+    "audio": ("src",),
+    "embed": ("src",),
+    "iframe": ("src",),
+    "img": ("src", "srcset"),
+    "link": ("href",),
+    "object": ("data",),
+    "script": ("src",),
+    "source": ("src", "srcset"),
+    "video": ("src", "poster"),
+}
+FOREIGN = re.compile(r"(?:https?:)?//[^\s\"')]+")
+FOREIGN_CSS = re.compile(r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^\"')\s]+)")
+
+
+class _Loads(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.foreign: list[str] = []
+        self.inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.inside = tag
+        values = dict(attrs)
+        for name in LOADS.get(tag, ()):
+            self.foreign += FOREIGN.findall(values.get(name) or "")
+        self.foreign += FOREIGN_CSS.findall(values.get("style") or "")
+
+    def handle_data(self, data: str) -> None:
+        if self.inside == "script":
+            self.foreign += FOREIGN.findall(data)
+        elif self.inside == "style":
+            self.foreign += FOREIGN_CSS.findall(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+
+def foreign_loads(text: str, suffix: str = ".html") -> list[str]:
+    """Addresses on other hosts that a page or a style sheet would load from.
+
+    Args:
+        text: the file's content.
+        suffix: ".html" or ".css".
+
+    Returns:
+        The addresses, in order. What a reader has to click is not among them.
+    """
+    if suffix == ".css":
+        return FOREIGN_CSS.findall(text)
+    parser = _Loads()
+    parser.feed(text)
+    return parser.foreign
+
+
+def glossary_terms(text: str) -> list[str]:
+    """The terms that a page's glossary directives define, in order."""
+    blocks = re.findall(r"^:::\{glossary\}\n(.*?)^:::$", text, re.S | re.M)
+    return [
+        line for block in blocks for line in block.splitlines() if re.match(r"\S", line)
+    ]
+
+
+def used_terms(text: str) -> set[str]:
+    """The terms that {term} roles of a page refer to."""
+    roles = re.findall(r"\{term\}`([^`]+)`", text)
+    return {re.sub(r"^.*<(.+)>$", r"\1", " ".join(role.split())) for role in roles}
+
+
+def prose(page: Path) -> str:
+    if page.suffix == ".md":
+        return page.read_text()
+    cells = json.loads(page.read_text())["cells"]
+    return "\n\n".join(
+        "".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"
+    )
+
+
+@pytest.fixture(scope="session")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The book, built as `make book` builds it: every warning is an error."""
+    pytest.importorskip("jupyter_book", reason="builds the book")
+    out = tmp_path_factory.mktemp("book")
+    command = [sys.executable, "-m", "jupyter", "book", "build", str(ROOT)]
+    options = ["--path-output", str(out), "--all", "-W", "-n", "--keep-going"]
+    build = subprocess.run(command + options, capture_output=True, text=True)
+    assert build.returncode == 0, build.stdout + build.stderr
+    return out / "_build" / "html"
+
+
+def test_pages_load_nothing_from_other_hosts(book: Path) -> None:
+    files = [*book.rglob("*.html"), *book.rglob("*.css")]
+    assert len(files) > len(PAGES)
+    found = {
+        str(file.relative_to(book)): foreign
+        for file in files
+        if (foreign := foreign_loads(file.read_text(), file.suffix))
+    }
+    assert not found
+
+
+@pytest.mark.parametrize(
+    ("text", "suffix"),
+    [
+        ('<script src="https://cdn.example/a.js"></script>', ".html"),
+        ('<link rel="stylesheet" href="//cdn.example/a.css">', ".html"),
+        ('<img srcset="https://cdn.example/a.png 2x">', ".html"),
+        ('<p style="background: url(https://cdn.example/a.png)">', ".html"),
+        ('<script>load("https://cdn.example/a.js")</script>', ".html"),
+        ("<style>@import 'https://cdn.example/a.css';</style>", ".html"),
+        ('@font-face { src: url("https://cdn.example/a.woff"); }', ".css"),
+    ],
+)
+def test_a_foreign_load_is_found(text: str, suffix: str) -> None:
+    (address,) = foreign_loads(text, suffix)
+    assert "//cdn.example/a" in address
+
+
+def test_a_link_to_click_is_no_load() -> None:
+    assert foreign_loads('<a href="https://example.org">there</a> https://x.org') == []
+
+
+def test_mathjax_and_its_fonts_are_served(book: Path) -> None:
+    page = (book / "book" / "notation.html").read_text()
+    (script,) = re.findall(r'src="([^"]*mathjax[^"?]*)', page)
+    mathjax = (book / "book" / script).resolve()
+    assert mathjax.is_file()
+    assert list(mathjax.parent.glob("output/chtml/fonts/woff-v2/*.woff"))
+
+
+def test_search_covers_every_page(book: Path) -> None:
+    index = (book / "searchindex.js").read_text()
+    for page in PAGES:
+        assert page.relative_to(ROOT).with_suffix("").as_posix() in index
+    assert (book / "search.html").is_file()
+
+
+def test_pages_switch_between_light_and_dark_and_code_can_be_copied(book: Path) -> None:
+    for page in PAGES:
+        html = (book / page.relative_to(ROOT)).with_suffix(".html").read_text()
+        assert "theme-switch-button" in html, page
+        assert "copybutton.js" in html, page
+
+
+def test_chapters_launch_on_colab_from_the_one_setting(book: Path) -> None:
+    path = REPOSITORY["url"].removeprefix("https://github.com/")
+    colab = f"https://colab.research.google.com/github/{path}/blob/"
+    for notebook in NOTEBOOKS:
+        page = (book / "notebooks" / notebook.name).with_suffix(".html").read_text()
+        assert f"{colab}{REPOSITORY['branch']}/notebooks/{notebook.name}" in page
+
+
+def test_files_name_the_repository_of_the_one_setting() -> None:
+    owner = REPOSITORY["url"].rsplit("/", 1)[0]
+    for name in ("README.md", "CITATION.cff", "book/setup.md"):
+        named = set(re.findall(rf"{owner}/[\w-]+", (ROOT / name).read_text()))
+        assert named == {REPOSITORY["url"]}, name
+
+
+def test_the_contents_list_every_chapter_and_page() -> None:
+    contents = yaml.safe_load((ROOT / "_toc.yml").read_text())
+    files = [entry["file"] for part in contents["parts"] for entry in part["chapters"]]
+    listed = sorted([contents["root"], *files])
+    assert listed == sorted(
+        page.relative_to(ROOT).with_suffix("").as_posix() for page in PAGES
+    )
+
+
+def test_each_term_is_defined_once_and_each_term_used_is_defined() -> None:
+    terms = glossary_terms((ROOT / "book" / "glossary.md").read_text())
+    assert [term for term, count in Counter(terms).items() if count > 1] == []
+    for page in PAGES:
+        assert used_terms(prose(page)) <= set(terms), page
+
+
+def test_each_term_has_the_link_target_that_contributing_promises() -> None:
+    text = (ROOT / "book" / "glossary.md").read_text()
+    for term in glossary_terms(text):
+        target = term.lower().replace(" ", "-")
+        assert target == term or f"  ({target})=\n" in text, term
+
+
+def test_an_undefined_or_repeated_term_is_seen() -> None:
+    text = ":::{glossary}\nwarp\n  32 threads.\n\nSM\nmultiprocessor\n  One.\n:::\n"
+    assert glossary_terms(text + text) == ["warp", "SM", "multiprocessor"] * 2
+    use = "a {term}`lane` of {term}`two\nwarps <warp>`"
+    assert used_terms(use) == {"lane", "warp"}
