@@ -49,7 +49,7 @@ def test_wrong_type_is_named(softmax, x, got):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 def test_wrong_rank_is_named(softmax, shape):
-    with pytest.raises(ValueError, match="2 dimensions.*reshape"):
+    with pytest.raises(ValueError, match=r"2 dimensions.*reshape"):
         softmax(matrix(*shape))
 
 
