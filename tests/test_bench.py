@@ -409,6 +409,34 @@ def test_the_commit_is_told_or_asked_of_git_or_unknown(world, monkeypatch, tmp_p
 # ---- observations --------------------------------------------------------------------
 
 
+def test_the_kernels_of_a_trace_are_those_of_the_gpu_in_order():
+    events = [
+        {"cat": "kernel", "name": "second", "ts": 2.5},
+        {"cat": "gpu_memset", "name": "Memset (Device)", "ts": 0.5},
+        {"cat": "kernel", "name": "first", "ts": 1.0},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.1},
+        {"name": "process_name", "ph": "M"},
+        {"cat": "kernel", "name": "second", "ts": 4.0},
+    ]
+    names = bench._kernels_of({"traceEvents": events})
+    assert names == ["first", "second", "second"]
+
+
+def test_nothing_is_launched_in_the_interpreter(world):
+    world(has_gpu=False)
+    with pytest.raises(RuntimeError, match=r"interpreter.*bench\.observe"):
+        bench.launched(torch.clone, torch.ones(2))
+
+
+@pytest.mark.gpu
+def test_an_operation_is_one_kernel_and_a_view_none():
+    x = torch.randn(64, 64, device="cuda")
+    assert len(bench.launched(torch.exp, x)) == 1
+    assert len(bench.launched(lambda x: torch.exp(x.t()) + 1, x)) == 2
+    with pytest.raises(bench.Unavailable, match="no kernel"):
+        bench.launched(torch.t, x)
+
+
 def test_an_observation_is_recorded_and_read_back_with_its_types(world, record):
     rows = [
         {"kernel": "program", "blocks": 32, "share": 0.5, "fits": True, "note": None},

@@ -19,10 +19,12 @@ its percentiles are over blocks of calls), `nvbench` (the most careful, but for 
 import csv
 import datetime
 import functools
+import json
 import math
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -343,6 +345,39 @@ def observe(name: str, function: Callable[[], Iterable[Mapping[str, Any]]]) -> O
     return Observed(rows, _label(rows, measured=False))
 
 
+def launched(function: Callable, *args: Any) -> list[str]:
+    """The names of the kernels that one call of `function(*args)` launches, in order.
+
+    The GPU's own record, through `torch.profiler`. Three calls go before the recorded
+    one: by then whatever compiles has compiled.
+
+    Raises:
+        RuntimeError: there is no GPU to launch on.
+        Unavailable: the profiler saw no kernel.
+    """
+    _require_gpu()
+    for _ in range(3):
+        function(*args)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        function(*args)
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profile.export_chrome_trace(str(path))
+        names = _kernels_of(json.loads(path.read_text()))
+    if not names:
+        raise Unavailable("torch.profiler saw no kernel: is CUPTI usable here?")
+    return names
+
+
+def _kernels_of(trace: Mapping[str, Any]) -> list[str]:
+    """The kernels of a profiler's trace, in the order in which they started."""
+    kernels = [one for one in trace["traceEvents"] if one.get("cat") == "kernel"]
+    return [one["name"] for one in sorted(kernels, key=lambda one: one["ts"])]
+
+
 def _measure_case(
     providers: Mapping[str, Callable],
     dtype: torch.dtype,
@@ -402,7 +437,8 @@ def _require_gpu() -> None:
     if not _can_measure():
         raise RuntimeError(
             "nothing can be timed here: kernels run in Triton's interpreter, whose "
-            "speed says nothing about a GPU; bench.sweep reads recorded measurements"
+            "speed says nothing about a GPU; bench.sweep and bench.observe read what "
+            "was recorded on one"
         )
 
 
