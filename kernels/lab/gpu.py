@@ -16,6 +16,7 @@ is there.
 """
 
 import ctypes
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,8 +157,9 @@ def named(name: str) -> Gpu:
     return _DOCUMENTED[name]
 
 
+@functools.cache
 def current() -> Gpu:
-    """The first GPU of this machine, read from its driver.
+    """The first GPU of this machine, read from its driver, once.
 
     The peak bandwidth is the documented one of a GPU in the table; of another it is
     computed: two transfers per cycle of the memory's clock, over the bus's width.
