@@ -110,6 +110,9 @@ class FakeDriver:
 def fake(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver())
     monkeypatch.setattr(backend, "has_gpu", lambda: True)
+    gpu.current.cache_clear()
+    yield
+    gpu.current.cache_clear()
 
 
 def test_current_reads_the_driver(fake):
