@@ -1,0 +1,331 @@
+"""The bytes that softmax's five lines move: predicted, counted by the GPU, and timed.
+
+Builds on: `kernels.eager`.
+Changes: nothing that is computed. It predicts what each line moves and how long that
+    must take, reads the GPU's own counters, and times with one precaution left out.
+Costs: 5MN + 2M values read and 3MN + 2M written, and M indices, in five lines; an ideal
+    softmax reads MN and writes MN.
+Source: Triton's tutorial 2 for the values; the Nsight Compute CLI's documentation;
+    Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
+"""
+
+import csv
+import functools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import triton
+
+from kernels import eager
+from kernels.lab import backend, bench, meter
+
+# ---- what each line moves ------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """What one of the five lines moves: values, and the indices that `max` adds."""
+
+    name: str
+    read: int
+    written: int
+    indices: int = 0  # int64, written
+
+    def bytes(self, itemsize: int) -> int:
+        """Bytes read and written, for values of `itemsize` bytes."""
+        return (self.read + self.written) * itemsize + 8 * self.indices
+
+
+def predicted(n_rows: int, n_cols: int) -> list[Line]:
+    """What each of the five lines reads and writes; `meter.naive` is their sum.
+
+    Raises:
+        TypeError, ValueError: a size is not an integer, or is negative.
+    """
+    meter.naive(n_rows, n_cols)  # refuses what is no shape
+    size = n_rows * n_cols
+    return [
+        Line("max", size, n_rows, n_rows),
+        Line("subtract", size + n_rows, size),
+        Line("exp", size, size),
+        Line("sum", size, n_rows),
+        Line("divide", size + n_rows, size),
+    ]
+
+
+def predicted_us(n_bytes: float, gbps: float) -> float:
+    """The time in µs that moving `n_bytes` takes at `gbps` (1e9 bytes per second).
+
+    Raises:
+        ValueError: gbps is not positive.
+    """
+    if not gbps > 0:
+        raise ValueError(f"gbps must be a positive bandwidth, got {gbps!r}")
+    return n_bytes / gbps / 1e3
+
+
+def operations(n_rows: int, n_cols: int) -> int:
+    """Arithmetic operations of one softmax, however many kernels compute it.
+
+    For each row: N − 1 comparisons, N subtractions, N exponentials, N − 1 additions and
+    N divisions. An exponential and a division count as one each, although the GPU
+    spends several instructions on either.
+    """
+    return n_rows * max(5 * n_cols - 2, 0)
+
+
+@functools.cache
+def _column(n_rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.ones(n_rows, 1, dtype=dtype, device=device)
+
+
+def _column_for(x: torch.Tensor) -> torch.Tensor:
+    """Something for x to be combined with as it is with its rows' maxima, or sums."""
+    return _column(x.shape[0], x.dtype, x.device)
+
+
+LINES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "max": lambda x: x.max(dim=1, keepdim=True),
+    "subtract": lambda x: x - _column_for(x),
+    "exp": torch.exp,
+    "sum": lambda x: x.sum(dim=1, keepdim=True),
+    "divide": lambda x: x / _column_for(x),
+}
+"""Each of the five lines alone, on a matrix x of any values."""
+
+# ---- what the GPU's counters say -----------------------------------------------------
+
+LARGE, SMALL = (8192, 8192), (512, 2048)  # float32: 268 MB, and 4 MB
+WRITE_ONLY = {"fill": lambda x: torch.full_like(x, 1.0)}
+STEPS = [
+    *(("emptied", *LARGE, step) for step in LINES | WRITE_ONLY),
+    *(("as left", *LARGE, step) for step in LINES),
+    *(("as left", *SMALL, step) for step in LINES),
+]
+"""(what the L2 cache holds before, n_rows, n_cols, step) of each kernel profiled."""
+
+METRICS = {
+    "dram__bytes_read.sum": "read_bytes",
+    "dram__bytes_write.sum": "written_bytes",
+    "gpu__time_duration.sum": "duration_us",
+}
+_UNITS = {  # of Nsight Compute, as bytes and µs
+    **{"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9},
+    **{"nsecond": 1e-3, "usecond": 1, "msecond": 1e3, "second": 1e6},
+    **{"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6},
+}
+NCU = (
+    *("ncu", "--target-processes", "all", "--profile-from-start", "off"),
+    *("--clock-control", "none", "--cache-control", "none"),
+    *("--csv", "--page", "raw", "--print-units", "base"),
+    *("--metrics", ",".join(METRICS)),
+)
+
+
+def run_steps(n_others: int = 2**28) -> None:
+    """Runs the kernels of STEPS, and only these under the profiler's eyes.
+
+    Before an "emptied" one a gigabyte of other values is read: then the L2 cache holds
+    nothing that the kernel needs, and nothing that is yet to be written to DRAM.
+    """
+    others = torch.ones(n_others, device=backend.DEVICE)
+    x = torch.randn(LARGE, device=backend.DEVICE)
+    for step in (LINES | WRITE_ONLY).values():
+        step(x)  # the first call loads the kernel
+        others.sum()
+        _profiled(step, x)
+    for shape in (LARGE, SMALL):
+        x = torch.randn(shape, device=backend.DEVICE)
+        eager.five_lines(x)
+        _profiled(eager.five_lines, x)
+
+
+def _profiled(function: Callable, x: torch.Tensor) -> None:
+    torch.cuda.synchronize()
+    with torch.cuda.profiler.profile():
+        function(x)
+        torch.cuda.synchronize()
+
+
+def profile_dram() -> list[dict[str, Any]]:
+    """DRAM bytes and time of each kernel of STEPS, by the counters of the GPU.
+
+    Returns:
+        Rows of l2, n_rows, n_cols, step, kernel, read_bytes, written_bytes (both from
+        and to DRAM) and duration_us.
+
+    Raises:
+        bench.Unavailable: Nsight Compute is not on the PATH, or may not, or cannot,
+            read the counters here.
+        RuntimeError: it profiled other kernels than those of STEPS.
+    """
+    if shutil.which("ncu") is None:
+        raise bench.Unavailable("ncu (Nsight Compute) is not on the PATH")
+    command = [*NCU, *_python("run_steps")]
+    environment = os.environ | {"LC_ALL": "C"}  # numbers with a decimal point
+    done = subprocess.run(
+        command, cwd=backend.ROOT, env=environment, capture_output=True, text=True
+    )
+    said = done.stdout + done.stderr
+    errors = re.findall(r"==ERROR== (?!The application)(.*)", said)
+    errors += re.findall(r"Failed to initialize the profiler.*", said)
+    if errors:
+        raise bench.Unavailable(f"ncu cannot profile here: {'; '.join(errors)}")
+    if done.returncode:
+        raise RuntimeError(f"{command} failed: {said[-2000:]}")
+    rows = parse(done.stdout)
+    if len(rows) != len(STEPS):
+        kernels = [row["kernel"] for row in rows]
+        raise RuntimeError(f"ncu must profile {len(STEPS)} kernels, got {kernels}")
+    columns = ("l2", "n_rows", "n_cols", "step")
+    pairs = zip(STEPS, rows, strict=True)
+    return [dict(zip(columns, step, strict=True)) | row for step, row in pairs]
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    """Kernels and METRICS, in bytes and µs, from what `ncu --csv --page raw` printed.
+
+    Raises:
+        ValueError: there is no table in the text, or it lacks one of METRICS.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    table = list(csv.DictReader(lines))
+    missing = [metric for metric in METRICS if not table or metric not in table[0]]
+    if missing:
+        raise ValueError(
+            f"text must be Nsight Compute's table with {missing}, got {text[-300:]!r}"
+        )
+    units, *rows = table
+    return [{"kernel": _bare(row["Kernel Name"]), **_read(row, units)} for row in rows]
+
+
+def _read(row: dict[str, str], units: dict[str, str]) -> dict[str, float]:
+    values = {
+        name: float(row[metric].replace(",", "")) * _UNITS[units[metric]]
+        for metric, name in METRICS.items()
+    }
+    return {
+        name: round(value, 3) if name.endswith("us") else round(value)
+        for name, value in values.items()
+    }
+
+
+def _bare(signature: str) -> str:
+    """A kernel's name without its type, namespaces, template and arguments."""
+    for nameless in ("(anonymous namespace)", "<unnamed>"):
+        signature = signature.replace(nameless, "")
+    return re.split(r"[<(]", signature)[0].split(":")[-1].split()[-1]
+
+
+def _python(function: str) -> list[str]:
+    """The command that runs a function of this module in a new process."""
+    return [sys.executable, "-c", f"from kernels import traffic; traffic.{function}()"]
+
+
+# ---- timing with one precaution left out ---------------------------------------------
+
+CALLS = 30
+WAIT_CYCLES = 200_000  # about 0.1 ms: the time that flushing takes
+
+
+def without_flush(function: Callable, *args: Any) -> bench.Times:
+    """As `bench.time_us`, but the L2 cache keeps what the last call left in it.
+
+    In place of the flush the GPU waits, so that the host is ahead of it all the same.
+    """
+    return _with_flush(lambda _: torch.cuda._sleep(WAIT_CYCLES), function, args)
+
+
+def flushed_by_reading(function: Callable, *args: Any) -> bench.Times:
+    """As `bench.time_us`, but the L2 cache is flushed by reading instead of writing."""
+    return _with_flush(torch.sum, function, args)
+
+
+def _with_flush(flush: Callable, function: Callable, args: tuple) -> bench.Times:
+    _require_gpu()
+    with patch.object(triton.runtime.driver.active, "clear_cache", flush):
+        return bench.time_us(function, *args)
+
+
+def without_synchronize(function: Callable, *args: Any) -> bench.Times:
+    """The host's clock around a call, not waiting for the GPU: the launch alone."""
+    return _by_host_clock(function, args, wait=False)
+
+
+def by_wall_clock(function: Callable, *args: Any) -> bench.Times:
+    """The host's clock around a call and the wait for its end: launch and all."""
+    return _by_host_clock(function, args, wait=True)
+
+
+def _by_host_clock(function: Callable, args: tuple, wait: bool) -> bench.Times:
+    _require_gpu()
+    driver = triton.runtime.driver.active
+    cache = driver.get_empty_cache_for_benchmark()
+    times = []
+    for _ in range(CALLS):
+        driver.clear_cache(cache)
+        torch.cuda.synchronize()
+        times.append(_call_us(function, args, wait))
+        torch.cuda.synchronize()
+    cuts = torch.tensor(times).quantile(torch.tensor(bench.QUANTILES)).tolist()
+    p20, p50, p80 = (round(cut, 3) for cut in cuts)
+    return p20, p50, p80
+
+
+def _call_us(function: Callable, args: tuple, wait: bool = True) -> float:
+    start = time.perf_counter()
+    function(*args)
+    if wait:
+        torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def first_calls() -> list[dict[str, Any]]:
+    """The first calls of functions in a new process, by the wall clock, in µs.
+
+    Returns:
+        Rows of provider, n_rows, n_cols, first_us, second_us, and later_us, which is
+        the median of the calls from the fifth on.
+
+    Raises:
+        RuntimeError: there is no GPU, or the process failed.
+    """
+    _require_gpu()
+    command = _python("run_first_calls")
+    done = subprocess.run(command, cwd=backend.ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{command} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def run_first_calls(n_rows: int = 2048, n_cols: int = 2048) -> None:
+    """Prints what `first_calls` returns, as a line of JSON."""
+    x = torch.randn(n_rows, n_cols, device=backend.DEVICE)
+    functions = {
+        "torch": lambda x: torch.softmax(x, dim=1),
+        "eager": eager.five_lines,
+        "matmul": lambda x: x @ x.T,
+        "torch.compile": eager.compiled(eager.five_lines),
+    }
+    rows = []
+    for name, function in functions.items():
+        first, second, _, _, *later = (_call_us(function, (x,)) for _ in range(CALLS))
+        times = (first, second, statistics.median(later))
+        names = ("provider", "n_rows", "n_cols", "first_us", "second_us", "later_us")
+        values = (name, n_rows, n_cols, *(round(time, 1) for time in times))
+        rows.append(dict(zip(names, values, strict=True)))
+    print(json.dumps(rows))
+
+
+def _require_gpu() -> None:
+    if backend.INTERPRETED:
+        raise RuntimeError("nothing can be timed here: there is no GPU")
