@@ -44,6 +44,7 @@ record: $(READY)
 	rm -rf notebooks/recorded
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) book/figures/ladder.py
 
 .venv/.ready: requirements.txt pyproject.toml
 	@$(BASE_PYTHON) -c '$(SUPPORTED)' 2>/dev/null || \

@@ -1,5 +1,6 @@
 """The book: strictly built, nothing loaded from other hosts, every link in place."""
 
+import csv
 import json
 import re
 import subprocess
@@ -205,3 +206,11 @@ def test_an_undefined_or_repeated_term_is_seen() -> None:
     assert glossary_terms(text + text) == ["warp", "SM", "multiprocessor"] * 2
     use = "a {term}`lane` of {term}`two\nwarps <warp>`"
     assert used_terms(use) == {"lane", "warp"}
+
+
+def test_the_summary_figure_shows_the_record() -> None:
+    rows = (ROOT / "notebooks" / "recorded" / "nvidia-h200" / "ladder.csv").read_text()
+    shown = (ROOT / "book" / "figures" / "ladder.svg").read_text()
+    for row in csv.DictReader(rows.splitlines()):
+        n_bytes = 2 * int(row["n_rows"]) * int(row["n_cols"]) * 4
+        assert f"{n_bytes / float(row['p50_us']) / 1e3:,.0f} GB/s" in shown, row
