@@ -69,6 +69,24 @@ def test_texts_are_fit_to_read():
     assert ", 1 warp: " in str(rows(n_cols=32, num_warps=1))
 
 
+def test_disassembling_prints_nothing(capfd):
+    """nvdisasm warns of a format that it understands all the same."""
+    assert rows().count(r"\bEXIT", "sass") >= 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_tool_that_fails_is_named():
+    with pytest.raises(RuntimeError, match=r"nvdisasm failed: \w+"):
+        compile._tool("nvdisasm", b"no machine code")
+
+
+def test_launches_that_share_a_kernel_have_one_key():
+    assert rows(1000).key == rows(1001).key != rows(1008).key == rows(1024).key
+    others = rows(num_warps=8), rows(num_stages=1), rows(dtype=torch.float16)
+    assert len({rows().key, *(other.key for other in others)}) == 4
+    assert rows().ptx == rows(num_stages=1).ptx  # there is no loop to pipeline
+
+
 def test_divisibility_decides_the_width_of_loads():
     """Triton's own specialisation is at work: four floats a load, or one."""
     wide, narrow = r"ld\.global\.v4\.b32", r"ld\.global\.b32"

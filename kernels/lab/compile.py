@@ -90,6 +90,8 @@ class Compiled:
         ttir, ttgir, llir, ptx: Triton's two intermediate representations, LLVM's, and
             NVIDIA's virtual assembly.
         cubin: the machine code, as the driver loads it.
+        key: a hash of all that was compiled in: source, constants, specialisation,
+            options, GPU. Launches of one key share one compiled kernel.
     """
 
     name: str
@@ -104,6 +106,7 @@ class Compiled:
     llir: str = field(repr=False)
     ptx: str = field(repr=False)
     cubin: bytes = field(repr=False)
+    key: str = field(repr=False)
 
     def __str__(self) -> str:
         warps = f"{self.num_warps} warp{'s' if self.num_warps > 1 else ''}"
@@ -241,6 +244,7 @@ def _read(kernel: Any, gpu: Gpu) -> Compiled:
         llir=kernel.asm["llir"],
         ptx=kernel.asm["ptx"],
         cubin=kernel.asm["cubin"],
+        key=kernel.hash,
     )
 
 
@@ -271,10 +275,13 @@ def _without_locations(ir: str) -> str:
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:
-    """Runs a binary utility of Triton's wheel on machine code."""
+    """Runs a binary utility of Triton's wheel on machine code, without its warnings."""
     path = getattr(triton.knobs.nvidia, name).path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [path, *options, file.name]
-        return subprocess.check_output(command, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{name} failed: {done.stderr.strip()}")
+    return done.stdout
