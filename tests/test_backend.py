@@ -171,6 +171,12 @@ class TestValidate:
         with pytest.raises(ValueError, match=r"at most 8 columns.*got 9"):
             backend.validate(x, max_cols=8)
 
+    def test_rows(self):
+        x = torch.ones(1, 2, device=backend.DEVICE).expand(9, 2)
+        backend.validate(x, max_rows=9)
+        with pytest.raises(ValueError, match=r"at most 8 rows.*got 9"):
+            backend.validate(x, max_rows=8)
+
     def test_contiguous(self):
         x = torch.ones(3, 4, device=backend.DEVICE).T
         with pytest.raises(ValueError, match="contiguous"):

@@ -121,19 +121,25 @@ def describe() -> str:
 
 
 def validate(
-    x: torch.Tensor, *, max_cols: int | None = None, contiguous: bool = False
+    x: torch.Tensor,
+    *,
+    max_rows: int | None = None,
+    max_cols: int | None = None,
+    contiguous: bool = False,
 ) -> None:
     """Checks the input of a softmax over the rows of a matrix.
 
     Args:
         x: what the caller passed; should be a float tensor (n_rows, n_cols).
+        max_rows: as many as the kernel's grid has room for; None means any.
         max_cols: the longest row that the kernel takes; None means any.
         contiguous: whether the kernel needs rows that follow each other in memory.
 
     Raises:
         TypeError: x is not a tensor, or not float32, float16 or bfloat16.
         ValueError: x is not a matrix, lies on a device that kernels cannot reach here,
-            has longer rows than the kernel takes, or is not contiguous where it must.
+            has more or longer rows than the kernel takes, or is not contiguous where it
+            must.
     """
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
@@ -151,6 +157,11 @@ def validate(
         raise ValueError(
             f"x must be on {DEVICE!r}, where kernels run here, got a tensor on "
             f"{str(x.device)!r}; move it with x.to({DEVICE!r})"
+        )
+    if max_rows is not None and x.shape[0] > max_rows:
+        raise ValueError(
+            f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "
+            "rows do not depend on each other, so parts of x can go one after another"
         )
     if max_cols is not None and x.shape[1] > max_cols:
         raise ValueError(
