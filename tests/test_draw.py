@@ -73,6 +73,7 @@ PICTURES = {
         H200, num_warps=32, registers=255, shared=2048
     ),
     "schedule": lambda: draw.schedule(21, 8),
+    "schedule, uneven": lambda: draw.schedule(30, 6, speeds=[1, 1, 0.75, 1, 1, 1]),
     "schedule, long": lambda: draw.schedule(120, 16, duration=[1, 2] * 60, start=0),
     "pipeline": lambda: draw.pipeline(),
     "pipeline, deep": lambda: draw.pipeline((1, 4, 8), iterations=8, load=9),
@@ -583,9 +584,23 @@ def test_schedule_draws_its_plans_to_scale():
         assert f"ends at {end:.3g}; {share} idle" in texts(figure)
 
 
+def test_a_slow_slot_gets_fewer_rows_only_where_rows_are_not_dealt_out_in_advance():
+    speeds = [1.0, 0.5, 1.0]
+    queue = draw.list_schedule([1.0] * 10, 3, speeds=speeds)
+    dealt = draw.stride_schedule([1.0] * 10, 3, speeds=speeds)
+    assert [sum(slot == 1 for slot, *_ in plan) for plan in (queue, dealt)] == [2, 3]
+    assert [max(end for *_, end in plan) for plan in (queue, dealt)] == [4, 6]
+    assert all(end - begin == 2 for slot, begin, end in queue + dealt if slot == 1)
+    figure = draw.schedule(10, 3, start=0, speeds=speeds)
+    assert "1, at ×0.5" in texts(figure)
+    assert f"ends at 6; {1 - (4 + 6 + 3) / 18:.0%} idle" in texts(figure)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        ({"speeds": [1, 1]}, ValueError, "speeds must be 4, one per slot, got 2"),
+        ({"speeds": [1, 1, 0, 1]}, ValueError, "speeds must be positive"),
         ({"n_rows": 0}, ValueError, "n_rows must be from 1 to 120.*got 0"),
         ({"slots": 17}, ValueError, "slots must be from 1 to 16.*got 17"),
         ({"duration": [1.0]}, ValueError, "duration must be one time or 9, got 1"),

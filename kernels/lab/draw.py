@@ -841,26 +841,42 @@ def occupancy(gpu: Gpu, *, num_warps: int, registers: int, shared: int) -> Figur
 
 
 def list_schedule(
-    durations: Sequence[float], slots: int
+    durations: Sequence[float],
+    slots: int,
+    start: float = 0.0,
+    speeds: Sequence[float] | None = None,
 ) -> list[tuple[int, float, float]]:
-    """(slot, start, end) of tasks that start in order, each on the first free slot."""
+    """(slot, begin, end) of tasks in order, each begun on the first free slot.
+
+    A slot needs the time `start` before each task, and works at its speed.
+    """
+    speeds = speeds or [1.0] * slots
     free, plan = [0.0] * slots, []
     for duration in durations:
         slot = min(range(slots), key=free.__getitem__)
-        plan.append((slot, free[slot], free[slot] + duration))
-        free[slot] += duration
+        begin = free[slot] + start
+        free[slot] = begin + duration / speeds[slot]
+        plan.append((slot, begin, free[slot]))
     return plan
 
 
 def stride_schedule(
-    durations: Sequence[float], slots: int, start: float = 0.0
+    durations: Sequence[float],
+    slots: int,
+    start: float = 0.0,
+    speeds: Sequence[float] | None = None,
 ) -> list[tuple[int, float, float]]:
-    """(slot, start, end) of rows when program p takes rows p, p + slots, and so on."""
+    """(slot, begin, end) of rows when program p takes rows p, p + slots, and so on.
+
+    A slot needs the time `start` before its first row, and works at its speed.
+    """
+    speeds = speeds or [1.0] * slots
     free, plan = [start] * slots, []
     for row, duration in enumerate(durations):
         slot = row % slots
-        plan.append((slot, free[slot], free[slot] + duration))
-        free[slot] += duration
+        begin = free[slot]
+        free[slot] = begin + duration / speeds[slot]
+        plan.append((slot, begin, free[slot]))
     return plan
 
 
@@ -870,6 +886,7 @@ def schedule(
     *,
     duration: float | Sequence[float] = 1.0,
     start: float = 0.2,
+    speeds: Sequence[float] | None = None,
 ) -> Figure:
     """One program per row against persistent programs, over time.
 
@@ -881,6 +898,7 @@ def schedule(
         slots: programs resident at once on the whole GPU, at most 16.
         duration: the time of a row, or of each row.
         start: the time to start a program, in the same unit; a model, not measured.
+        speeds: how fast each slot works, if not all at speed 1.
     """
     n_rows, slots = _count("n_rows", n_rows, 120), _count("slots", slots, 16)
     times = [duration] * n_rows if isinstance(duration, int | float) else list(duration)
@@ -888,9 +906,12 @@ def schedule(
         raise ValueError(f"duration must be one time or {n_rows}, got {len(times)}")
     for time in (*times, start or 1):
         _positive("duration or start", time)
-    fresh = list_schedule([start + time for time in times], slots)
-    fresh = [(slot, begin + start, end) for slot, begin, end in fresh]
-    lasting = stride_schedule(times, slots, start)
+    if speeds is not None and len(speeds) != slots:
+        raise ValueError(f"speeds must be {slots}, one per slot, got {len(speeds)}")
+    for speed in speeds or ():
+        _positive("speeds", speed)
+    fresh = list_schedule(times, slots, start, speeds)
+    lasting = stride_schedule(times, slots, start, speeds)
     scale = 84 / max(end for *_, end in fresh + lasting)
     high = 4.2 if slots <= 8 else 3.4
     height = slots * high + 9
@@ -902,12 +923,15 @@ def schedule(
         (10 + height, "persistent", lasting, min(slots, n_rows)),
     ):
         end = max(end for *_, end in plan)
-        share = 1 - (sum(times) + start * starts) / (slots * end)
+        busy = sum(finish - begin for _, begin, finish in plan) + start * starts
+        share = 1 - busy / (slots * end)
         pic.bold(2.5, top, f"{name}: {_plural(starts, 'program')}")
         pic.text(97.5, top, f"ends at {end:.3g}; {share:.0%} idle", "right")
         for slot in range(slots):
             y = top + 2.5 + high * slot
-            pic.quiet(12, y + high / 2, f"slot {slot}", "right")
+            uneven = speeds and speeds[slot] != 1
+            label = f"{slot}, at ×{speeds[slot]:g}" if uneven else f"slot {slot}"
+            pic.quiet(12.6, y + high / 2, label, "right")
             pic.box((13.5, y, scale * end, high - 0.4), **idle, gid=f"{name}: idle")
         turns = [0] * slots
         for row, (slot, begin, finish) in enumerate(plan):
