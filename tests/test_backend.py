@@ -132,6 +132,35 @@ def test_printing_does_not_disturb_the_answer():
     assert backend.call_in("compiler", lambda: print("noise") or 7) == 7
 
 
+def world():
+    return os.getpid(), backend.INTERPRETED, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_a_call_apart_has_a_process_of_this_world_that_ends_with_it():
+    pid, *rest = backend.call_apart(world)
+    assert pid != os.getpid() and tuple(rest) == world()[1:]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_a_call_apart_may_fail_or_die_without_harm():
+    with pytest.raises(KeyError, match="as it was raised"):
+        backend.call_apart(fail)
+    with pytest.raises(RuntimeError, match="world died"):
+        backend.call_apart(os._exit, 3)
+
+
+@pytest.mark.gpu
+def test_a_call_apart_loses_its_own_cuda_context():
+    def break_it():
+        index = torch.tensor([10**9], device="cuda")
+        torch.zeros(1, device="cuda")[index].cpu()
+
+    with pytest.raises(RuntimeError, match=r"CUDA error|device-side assert"):
+        backend.call_apart(break_it)
+    assert torch.ones(3, device="cuda").sum() == 3
+
+
 def test_unknown_world():
     with pytest.raises(ValueError, match="'compiler', 'interpreter'"):
         backend.call_in("cpu", abs, -1)

@@ -202,6 +202,27 @@ def call_in(world: str, function: Any, /, *args: Any, **kwargs: Any) -> Any:
     return _helper(world).call(function, args, kwargs)
 
 
+def call_apart(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Runs `function(*args, **kwargs)` in a new process of this world, GPU and all.
+
+    For what may break the process that it runs in: a CUDA context is lost for good
+    after one illegal access. The new process ends with the call. Arguments and results
+    travel as in `call_in`.
+
+    Args:
+        function: what to call; may be defined in a notebook.
+
+    Raises:
+        RuntimeError: the process died; the message ends with its last words.
+    """
+    world = "interpreter" if INTERPRETED else "compiler"
+    helper = _Helper(world, hide_gpu=False)
+    try:
+        return helper.call(function, args, kwargs)
+    finally:
+        helper.stop()
+
+
 class _Pickler(cloudpickle.Pickler):
     """cloudpickle, and Triton's kernels, and tensors of a GPU."""
 
@@ -248,21 +269,22 @@ def _dumps(message: Any) -> bytes:
 
 
 class _Helper:
-    """A process of the other world that answers one call at a time."""
+    """A process of a world, with no GPU in sight or all, that answers calls in turn."""
 
-    def __init__(self, world: str) -> None:
-        self.world = world
+    def __init__(self, world: str, *, hide_gpu: bool = True) -> None:
+        self.world, self.hide_gpu = world, hide_gpu
         self.lock = threading.Lock()
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        flag = "1" if self.world == "interpreter" else "0"
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": flag}
+        changed = {"TRITON_INTERPRET": "1" if self.world == "interpreter" else "0"}
+        if self.hide_gpu:
+            changed["CUDA_VISIBLE_DEVICES"] = ""
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from kernels.lab.backend import _serve; _serve()"],
-            env=os.environ | hidden | {"PYTHONPATH": path},
+            env=os.environ | changed | {"PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
