@@ -1,11 +1,11 @@
-"""Programs that stay: a grid sized by what fits on the GPU, and a loop over tiles.
+"""Programs that stay: a grid sized by what the GPU holds, and a loop over tiles.
 
 Builds on: `kernels.meta`.
-Changes: a program takes several rows at a time and goes on to further ones, a grid's
-    stride away, so that the loads of the next tile can be in flight during this one.
+Changes: a program takes a tile of rows, then the tile a grid's stride away, and so on;
+    the loads of later tiles can be on their way while it computes this one.
 Costs: MN values read and MN written.
-Source: Gupta, Stuart and Owens, "A study of persistent threads style GPU programming",
-    InPar 2012; Triton's tutorial 2; the occupancy rules of the CUDA programming guide.
+Source: Gupta, Stuart and Owens, "A study of persistent threads style GPU programming
+    for GPGPU workloads", InPar 2012; Triton's tutorial 2, fused softmax.
 """
 
 import functools
@@ -15,23 +15,23 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend, gpu, occupancy
-from kernels.meta import pick_num_warps
+from kernels import program, strided
+from kernels.lab import backend, compile, gpu, occupancy
+from kernels.meta import MAX_COLS, pick_num_warps, traffic
 
-MAX_COLS = 65536
-"""The longest row: beyond it a program's registers overflow by far."""
+__all__ = ["MAX_COLS", "Plan", "cases", "plan", "slots", "softmax", "traffic"]
 
 TILE_BYTES = 4096
 """Rows shorter than this share a tile."""
 
-PIPELINED_COLS = 32768
-"""From here on a row of 2-byte values leaves room for a single program on an SM."""
-
 PROGRAMS_PER_SLOT = 16
-"""Programs for every one that fits at a time, where the grid is not resident."""
+"""Programs for each that fits at a time: fewer divide the work too coarsely."""
 
-INTERPRETED_PROGRAMS = 4
-"""The interpreter runs one program after another; a few show the loop."""
+LONELY_COLS = 32768
+"""From here on a program takes 32 warps and most registers of an SM: it is alone."""
+
+INTERPRETED_SLOTS = 4
+"""The interpreter runs one program after another; a few of them show the loop."""
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def softmax_kernel(
         n_rows, n_cols: the tensors' shape.
         ROWS_PER_TILE: rows computed together, a power of two.
         BLOCK_COLS: n_cols rounded up to a power of two.
-        NUM_STAGES: how many tiles are in the software pipeline, 1 for none.
+        NUM_STAGES: of the pipeline: loads run NUM_STAGES - 1 tiles ahead.
     """
     cols = tl.arange(0, BLOCK_COLS)[None, :].to(tl.int64)
     n_tiles = tl.cdiv(n_rows, ROWS_PER_TILE)
@@ -76,11 +76,6 @@ def softmax_kernel(
         tl.store(output_ptrs, y, mask=inside)
 
 
-def traffic(n_rows: int, n_cols: int) -> tuple[int, int]:
-    """Values read and values written by one call."""
-    return n_rows * n_cols, n_rows * n_cols
-
-
 @dataclass(frozen=True)
 class Plan:
     """How a launch is laid out; `plan` chooses it."""
@@ -88,65 +83,60 @@ class Plan:
     rows_per_tile: int
     block_cols: int
     num_warps: int
-    num_stages: int
-    programs_per_slot: int  # 1: every program is resident from the start to the end
+    num_stages: int = 1
+    programs_per_slot: int = PROGRAMS_PER_SLOT  # 1: each stays to the end
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What the kernel is compiled with."""
+        return {
+            "ROWS_PER_TILE": self.rows_per_tile,
+            "BLOCK_COLS": self.block_cols,
+            "NUM_STAGES": self.num_stages,
+            "num_warps": self.num_warps,
+        }
 
 
+@functools.cache
 def plan(n_cols: int, element_size: int) -> Plan:
-    """Chooses the layout of a launch from the length of a row.
+    """The layout for rows of n_cols values of element_size bytes each.
 
-    Short rows share a tile of TILE_BYTES. A grid with just one program per resident
-    slot divides the work in advance, and the whole GPU waits for its slowest SM; 16
-    per slot leave the division to the hardware. Only where a single program of 2-byte
-    values fills an SM does the pipeline win more than that loses.
-
-    Args:
-        n_cols: the length of a row, in elements.
-        element_size: bytes per element.
+    Short rows share a tile. There are several programs per slot, for the GPU to deal
+    out: with one per slot the work is divided in advance, and all wait for the slowest.
+    But while a lonely program computes, nothing is on its way to its SM. If two more of
+    its rows fit shared memory, one program that stays, and loads them ahead, is better.
+    (An asynchronous load moves 4 bytes or more, so that rows must be aligned.)
     """
     block_cols = triton.next_power_of_2(n_cols)
     row_bytes = block_cols * element_size
     rows_per_tile = max(1, TILE_BYTES // row_bytes)
     num_warps = pick_num_warps(rows_per_tile * block_cols, element_size)
-    prefetched = min(2, gpu.here().shared_per_block // row_bytes)
-    if element_size == 2 and block_cols >= PIPELINED_COLS and prefetched:
-        return Plan(rows_per_tile, block_cols, num_warps, 1 + prefetched, 1)
-    return Plan(rows_per_tile, block_cols, num_warps, 1, PROGRAMS_PER_SLOT)
+    room = 2 * row_bytes < gpu.here().shared_per_block
+    if block_cols >= LONELY_COLS and room and n_cols % 16 == 0:
+        return Plan(1, block_cols, num_warps, num_stages=3, programs_per_slot=1)
+    return Plan(rows_per_tile, block_cols, num_warps)
 
 
 @functools.cache
-def slots(dtype: torch.dtype, layout: Plan, device: int) -> int:
-    """How many programs of this layout the whole GPU holds at a time, at least 1.
+def slots(dtype: torch.dtype, layout: Plan) -> int:
+    """How many programs of a layout the GPU holds at a time.
 
-    The answer sizes a grid, nothing more: the loop is right for any grid, so an answer
-    for another specialisation of the kernel than the one launched does no harm.
+    This sizes the grid and nothing else, and the loop is right for any grid: so the
+    answer for aligned rows serves all others too, and no compiled kernel is kept.
     """
     if backend.INTERPRETED:
-        return INTERPRETED_PROGRAMS
-    example = torch.empty(0, dtype=dtype, device=device)
-    compiled = softmax_kernel.warmup(
-        *(example, example, 16, 1, 16, 1, 16, 16),
-        **_options(layout),
-        grid=(1,),
-    )
-    compiled._init_handles()  # loads the kernel, which tells its registers
-    here = gpu.current()
-    occupied = occupancy.resident(
-        here,
+        return INTERPRETED_SLOTS
+    x = torch.empty(0, dtype=dtype, device=backend.DEVICE)
+    args = (x, x, 16, 1, 16, 1, 16, 16)
+    compiled = softmax_kernel.warmup(*args, **layout.constants, grid=(1,))
+    compiled._init_handles()  # loads it, which tells its registers
+    resident = occupancy.resident(
+        gpu.here(),
         num_warps=layout.num_warps,
         registers=compiled.n_regs,
         shared=compiled.metadata.shared,
     )
-    return max(1, occupied.blocks_per_sm) * here.sms
-
-
-def _options(layout: Plan) -> dict[str, int]:
-    return {
-        "ROWS_PER_TILE": layout.rows_per_tile,
-        "BLOCK_COLS": layout.block_cols,
-        "NUM_STAGES": layout.num_stages,
-        "num_warps": layout.num_warps,
-    }
+    return resident.blocks_per_sm * gpu.here().sms
 
 
 def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
@@ -154,7 +144,7 @@ def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
 
     Args:
         x: (M, N), float32, float16 or bfloat16, N at most MAX_COLS, any strides.
-        layout: how to lay out the launch; None lets `plan` choose.
+        layout: of the launch; None lets `plan` choose.
 
     Returns:
         (M, N) in x's dtype; empty if x is.
@@ -163,22 +153,38 @@ def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
         TypeError, ValueError: x is not such a matrix, or does not fit the layout.
     """
     backend.validate(x, max_cols=MAX_COLS)
-    n_rows, n_cols = x.shape
     output = torch.empty_like(x)
     if x.numel() == 0:
         return output
-    if layout is None:
-        layout = plan(n_cols, x.element_size())
+    n_rows, n_cols = x.shape
+    layout = layout or plan(n_cols, x.element_size())
     if n_cols > layout.block_cols:
         raise ValueError(
             f"layout must have block_cols of at least {n_cols}, the columns of x, got "
             f"{layout.block_cols}; plan({n_cols}, {x.element_size()}) would do"
         )
     n_tiles = triton.cdiv(n_rows, layout.rows_per_tile)
-    n_slots = slots(x.dtype, layout, x.get_device())
-    grid = (min(n_tiles, n_slots * layout.programs_per_slot),)
-    softmax_kernel[grid](
-        *(output, x, *output.stride(), *x.stride(), n_rows, n_cols),
-        **_options(layout),
-    )
+    n_programs = slots(x.dtype, layout) * layout.programs_per_slot
+    grid = (max(1, min(n_programs, n_tiles)),)  # a grid of 0 would be skipped
+    args = (output, x, *output.stride(), *x.stride(), n_rows, n_cols)
+    softmax_kernel[grid](*args, **layout.constants)
     return output
+
+
+def cases() -> list[occupancy.Case]:
+    """Launches of every kernel of the course so far, for `occupancy.table`."""
+    x = compile.pointer
+    arguments = {  # for a dtype, a number of columns and one of stages
+        program.add_kernel: lambda t, n, s: (x(t), x(t), x(t), 4096 * n, n),
+        program.softmax_kernel: lambda t, n, s: (x(t), x(t), n, n),
+        strided.softmax_kernel: lambda t, n, s: (x(t), x(t), n, 1, n, 1, n, n),
+        softmax_kernel: lambda t, n, s: (x(t), x(t), n, 1, n, 1, 4096, n, 1, n, s),
+    }
+    return [
+        (
+            f"{kernel.fn.__module__.removeprefix('kernels.')}.{kernel.fn.__name__}",
+            kernel,
+            lambda *case, args=args: (args(*case), {}),
+        )
+        for kernel, args in arguments.items()
+    ]

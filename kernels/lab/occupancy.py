@@ -213,8 +213,8 @@ Case = tuple[str, Any, Callable[[torch.dtype, int, int], tuple[tuple, dict[str, 
 def table(
     cases: Iterable[Case],
     *,
-    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16),
-    block_cols: Sequence[int] = (1024, 4096),
+    dtypes: Sequence[torch.dtype] = (torch.float32,),
+    block_cols: Sequence[int] = (512, 2048, 4096),
     num_warps: Sequence[int] = (1, 2, 4, 8, 16, 32),
     num_stages: Sequence[int] = (1, 2, 3, 4),
 ) -> list[dict[str, Any]]:
