@@ -1,9 +1,12 @@
-"""Rows wherever they lie: strides for both dimensions and 64-bit offsets.
+"""Rows wherever they lie: strides for both dimensions, and 64-bit offsets.
 
 Builds on: `kernels.program`.
-Changes: an element's address is computed from strides, in 64 bits.
+Changes: an element's address is computed from strides, and in 64 bits: row × stride
+    passes 2^31 in a tensor of a few gigabytes, and so does column × stride in a
+    transposed one.
 Costs: MN values read and MN written, whatever the strides.
-Source: PyTorch's and NumPy's documentation of strides; Triton's tutorial 2.
+Source: PyTorch's documentation of `torch.Tensor.stride` and of `torch.empty_like`;
+    Triton's documentation of `tl.load`.
 """
 
 import torch
@@ -11,9 +14,12 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend
+from kernels.program import MAX_COLS, traffic
 
-MAX_COLS = 131072
-"""The longest row: beyond it a program's registers overflow by far."""
+__all__ = ["MAX_COLS", "MAX_ROWS", "softmax", "softmax_kernel", "traffic"]
+
+MAX_ROWS = 2**31 - 1
+"""The most programs along a grid's first axis, and each takes one row."""
 
 
 @triton.jit
@@ -48,25 +54,22 @@ def softmax_kernel(
     tl.store(output_ptrs, y, mask=inside)
 
 
-def traffic(n_rows: int, n_cols: int) -> tuple[int, int]:
-    """Values read and values written by one call."""
-    return n_rows * n_cols, n_rows * n_cols
-
-
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """The softmax of every row, whatever x's strides.
 
     Args:
-        x: (M, N), float32, float16 or bfloat16, N at most MAX_COLS; may be transposed,
-            sliced, broadcast, and larger than 2^31 elements.
+        x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
+            MAX_COLS; may be transposed, sliced, broadcast, overlap itself, and have
+            more than 2^31 elements.
 
     Returns:
-        (M, N) in x's dtype; empty if x is.
+        (M, N) in x's dtype, with the strides that `torch.empty_like(x)` chooses; empty
+        if x is.
 
     Raises:
         TypeError, ValueError: x is not such a matrix.
     """
-    backend.validate(x, max_cols=MAX_COLS)
+    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty_like(x)
     if x.numel():
         n_rows, n_cols = x.shape

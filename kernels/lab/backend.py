@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ import torch  # noqa: E402 - may import Triton, so the world is chosen first
 import triton  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 from triton.runtime.jit import JITFunction, KernelInterface  # noqa: E402
+
+if INTERPRETED:  # NumPy warns of inf - inf; a GPU makes its NaN in silence
+    warnings.filterwarnings(
+        "ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter"
+    )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

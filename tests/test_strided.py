@@ -1,0 +1,308 @@
+"""Strided softmax: right in any layout, at any offset, and nothing else is touched."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import program, strided
+from kernels.lab import backend, check, compile, meter
+from kernels.lab.check import Fault
+
+INF = float("inf")
+FLOAT, HALF = compile.pointer(torch.float32), compile.pointer(torch.bfloat16)
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return numbers.to(backend.DEVICE, dtype)
+
+
+LAYOUTS = {
+    "contiguous": lambda: values(6, 10),
+    "transposed": lambda: values(10, 6).t(),
+    "sliced": lambda: values(6, 14)[:, 2:12],
+    "every other column": lambda: values(6, 20)[:, ::2],
+    "every other row": lambda: values(12, 10)[::2],
+    "rows broadcast": lambda: values(1, 10).expand(6, 10),
+    "columns broadcast": lambda: values(6, 1).expand(6, 10),
+    "offset": lambda: values(61)[1:].view(6, 10),
+    "sliding windows": lambda: values(15).unfold(0, 10, 1),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def x(request) -> torch.Tensor:
+    return LAYOUTS[request.param]()
+
+
+# ---- any layout ----------------------------------------------------------------------
+
+
+def test_softmax_passes_the_check():
+    assert check.softmax(strided.softmax)
+
+
+def test_any_strides(x):
+    torch.testing.assert_close(strided.softmax(x), torch.softmax(x, dim=1))
+
+
+def test_output_lies_as_empty_like_lays_it(x):
+    assert strided.softmax(x).stride() == torch.empty_like(x).stride()
+
+
+def test_traffic_is_what_the_meter_counts(x):
+    counted = meter.count(strided.softmax, x)
+    assert counted.values == (*strided.traffic(*x.shape), 0)
+
+
+def test_empty_like_keeps_what_is_dense_and_closes_gaps():
+    strides = {
+        name: torch.empty_like(make()).stride() for name, make in LAYOUTS.items()
+    }
+    assert strides.pop("transposed") == strides.pop("sliding windows") == (1, 6)
+    assert set(strides.values()) == {(10, 1)}
+
+
+def test_rows_without_a_softmax_are_nan_as_in_torch():
+    x = values(5, 7)
+    x[1, 2], x[2], x[3, 4], x[4, 0] = -INF, -INF, INF, float("nan")
+    got = strided.softmax(x)
+    torch.testing.assert_close(got, torch.softmax(x, dim=1), equal_nan=True)
+    assert got.isnan().any(dim=1).tolist() == [False, False, True, True, True]
+    assert got[1, 2] == 0
+
+
+def test_such_rows_are_as_silent_as_on_a_gpu():
+    code = (
+        "import torch; from kernels import strided; from kernels.lab import backend; "
+        "strided.softmax(torch.full((1, 3), -torch.inf, device=backend.DEVICE))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=backend.ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_more_rows_than_a_grid_has_programs_are_named():
+    rows = strided.MAX_ROWS + 1
+    x = torch.ones(1, 1, device=backend.DEVICE).expand(rows, 1)
+    with pytest.raises(ValueError, match=rf"at most {rows - 1} rows.*got {rows}"):
+        strided.softmax(x)
+
+
+# ---- wrong kernels, caught -----------------------------------------------------------
+
+
+@triton.jit
+def padded_kernel(output_ptr, input_ptr, n_cols, other, BLOCK_COLS: tl.constexpr):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK_COLS)
+    inside = cols < n_cols
+    x = tl.load(input_ptr + row * n_cols + cols, mask=inside, other=other)
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    y = numerator / tl.sum(numerator, axis=0)
+    tl.store(output_ptr + row * n_cols + cols, y, mask=inside)
+
+
+def padded(x: torch.Tensor, other: float) -> torch.Tensor:
+    output = torch.empty_like(x)
+    if x.numel():
+        n_rows, n_cols = x.shape
+        block_cols = triton.next_power_of_2(n_cols)
+        padded_kernel[(n_rows,)](output, x, n_cols, other, BLOCK_COLS=block_cols)
+    return output
+
+
+def zero_padded(x: torch.Tensor) -> torch.Tensor:
+    return padded(x, 0.0)
+
+
+def test_zeros_in_the_padding_are_caught(capsys):
+    x = values(3, 10)
+    torch.testing.assert_close(padded(x, -INF), torch.softmax(x, dim=1))
+    failed = check.softmax(zero_padded, layouts=["contiguous"])
+    assert failed.failure.fault is Fault.SUM
+    assert "row does not sum to 1" in capsys.readouterr().out
+
+
+def test_zeros_in_the_padding_count_as_elements():
+    x = torch.tensor([[-3.0, -2.0, -1.0]], device=backend.DEVICE)
+    with_zero = torch.tensor([[-3.0, -2.0, -1.0, 0.0]], device=backend.DEVICE)
+    wanted = torch.softmax(with_zero, dim=1)[:, :3]
+    torch.testing.assert_close(zero_padded(x), wanted)
+    assert zero_padded(x - 1000).count_nonzero() == 0
+    assert not torch.allclose(zero_padded(x + 3), torch.softmax(x, dim=1), atol=0.01)
+    torch.testing.assert_close(zero_padded(x + 100), torch.softmax(x, dim=1))
+
+
+def without_column_stride(x: torch.Tensor) -> torch.Tensor:
+    """As in kernels that take a row stride only."""
+    output = torch.empty_like(x)
+    if x.numel():
+        n_rows, n_cols = x.shape
+        strides = output.stride(0), 1, x.stride(0), 1
+        block_cols = triton.next_power_of_2(n_cols)
+        kernel = strided.softmax_kernel[(n_rows,)]
+        kernel(output, x, *strides, n_cols, BLOCK_COLS=block_cols)
+    return output
+
+
+def test_a_missing_column_stride_is_caught(capsys):
+    for x in (values(6, 10), values(6, 14)[:, 2:12]):
+        torch.testing.assert_close(without_column_stride(x), torch.softmax(x, dim=1))
+    assert not check.softmax(without_column_stride, layouts=["transposed"])
+    assert "transposed" in capsys.readouterr().out
+
+
+def test_the_kernel_without_strides_reads_a_transposed_matrix_in_memory_order():
+    x = values(2, 3)
+    output = torch.empty_like(x.t())
+    program.softmax_kernel[(3,)](output, x.t(), 2, BLOCK_COLS=2)
+    assert not torch.allclose(output, torch.softmax(x.t(), dim=1))
+    in_memory = output.t().reshape(3, 2)
+    torch.testing.assert_close(in_memory, torch.softmax(x.reshape(3, 2), dim=1))
+    with pytest.raises(ValueError, match="contiguous"):
+        program.softmax(x.t())
+
+
+@triton.jit
+def row_sums_kernel(
+    output_ptr, input_ptr, input_row_stride, n_cols, BLOCK_COLS: tl.constexpr
+):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK_COLS)
+    x = tl.load(input_ptr + row * input_row_stride + cols)  # no mask
+    tl.store(output_ptr + row, tl.sum(x, axis=0))
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    output = torch.empty(x.shape[0], device=x.device)
+    n_rows, n_cols = x.shape
+    block_cols = triton.next_power_of_2(n_cols)
+    kernel = row_sums_kernel[(n_rows,)]
+    kernel(output, x, x.stride(0), n_cols, BLOCK_COLS=block_cols)
+    return output
+
+
+@pytest.mark.parametrize(
+    ("view", "words"),
+    [
+        (lambda x: x, r"program 3: load at offset 24 .* last element is 23"),
+        (lambda x: x[:, 1:4], r"program 0: load at offset 3 .* between the elements"),
+    ],
+)
+def test_a_missing_mask_is_caught(view, words):
+    with pytest.raises(meter.OutOfBounds, match=words):
+        meter.count(row_sums, view(values(4, 6)))
+
+
+# ---- 64-bit offsets ------------------------------------------------------------------
+
+
+def huge(dtype: torch.dtype) -> torch.Tensor:
+    """(3, 5), its last row 2^31 elements from its first; few pages are touched."""
+    try:
+        x = torch.empty_strided((3, 5), (2**30, 1), dtype=dtype, device=backend.DEVICE)
+    except RuntimeError:
+        pytest.skip(f"there is no address space for {2**31 * dtype.itemsize} bytes")
+    return x.copy_(values(3, 5))
+
+
+@triton.jit
+def first_kernel(output_ptr, input_ptr, input_row_stride, WIDE: tl.constexpr):
+    row = tl.program_id(0)
+    if WIDE:
+        row = row.to(tl.int64)
+    tl.store(output_ptr + row, tl.load(input_ptr + row * input_row_stride))
+
+
+def first_of_rows(wide: bool) -> None:
+    x = huge(torch.float16)
+    output = torch.empty(3, dtype=x.dtype, device=x.device)
+    first_kernel[(3,)](output, x, x.stride(0), WIDE=wide)
+    assert torch.equal(output, x[:, 0])
+
+
+def test_a_32_bit_offset_wraps_and_a_64_bit_one_does_not():
+    meter.count(first_of_rows, True)
+    with pytest.raises(
+        meter.OutOfBounds, match=r"program 2: load at offset -2147483648"
+    ):
+        meter.count(first_of_rows, False)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_elements_2_to_the_31_apart(transposed):
+    x = huge(torch.float16).t() if transposed else huge(torch.float16)
+    torch.testing.assert_close(strided.softmax(x), torch.softmax(x.contiguous(), dim=1))
+
+
+def test_strides_beyond_31_bits_travel_as_64():
+    def types(stride: int) -> list[str]:
+        args = FLOAT, FLOAT, stride, 1, stride, 1, 1000
+        compiled = compile.aot(strided.softmax_kernel, *args, BLOCK_COLS=1024)
+        (line,) = compiled.lines(r"tt\.func public", "ttir")
+        return re.findall(r"%input_row_stride: (i\d+)", line)
+
+    assert types(2**31 - 1) == ["i32"]
+    assert types(2**31) == ["i64"]
+    assert types(1) == []  # a constant
+
+
+@pytest.mark.parametrize("pointer", [FLOAT, HALF])
+@pytest.mark.parametrize("n_cols", [1000, 1024])
+def test_a_64_bit_row_costs_hardly_a_register(pointer, n_cols):
+    row = n_cols, 1
+    options = {"BLOCK_COLS": 1024}
+    narrow = compile.aot(program.softmax_kernel, pointer, pointer, n_cols, **options)
+    args = pointer, pointer, *row, *row, n_cols
+    wide = compile.aot(strided.softmax_kernel, *args, **options)
+    assert wide.registers <= narrow.registers + 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+def test_more_than_2_to_the_31_elements(transposed):
+    shape = (70_000, 32_768)
+    if torch.cuda.mem_get_info()[0] < 12e9:
+        pytest.skip("needs 12 GB of free GPU memory")
+    x = torch.randn(shape, dtype=torch.float16, device=backend.DEVICE)
+    x = x.view(shape[::-1]).t() if transposed else x
+    got = strided.softmax(x)
+    for row in (0, 32_767, 65_535, 65_536, 69_999):
+        torch.testing.assert_close(got[row], torch.softmax(x[row], dim=0))
+
+
+# ---- vector loads --------------------------------------------------------------------
+
+
+def load_bytes(pointers: tuple, stride: int, n_cols: int) -> set[int]:
+    """The bytes that each load instruction of a thread brings."""
+    args = *pointers, stride, 1, stride, 1, n_cols
+    compiled = compile.aot(strided.softmax_kernel, *args, BLOCK_COLS=1024)
+    loads = compiled.lines(r"ld\.global")
+    found = [
+        re.search(r"ld\.global(?:\.v(\d))?\.b(\d+)", load).groups() for load in loads
+    ]
+    return {int(vector or 1) * int(bits) // 8 for vector, bits in found}
+
+
+@pytest.mark.parametrize(("pointer", "size"), [(FLOAT, 4), (HALF, 2)])
+def test_vector_loads_need_size_stride_and_address(pointer, size):
+    aligned, offset = (
+        (pointer, pointer),
+        (pointer, compile.pointer(pointer.dtype, False)),
+    )
+    assert load_bytes(aligned, 1024, 1024) == load_bytes(aligned, 1008, 1008) == {16}
+    for args in (
+        (aligned, 1000, 1000),  # divisible by 8, and Triton asks about 16
+        (aligned, 1008, 1001),  # the mask changes inside a vector
+        (aligned, 1009, 1008),  # rows start anywhere
+        (aligned, 1001, 1001),
+        (offset, 1008, 1008),
+    ):
+        assert load_bytes(*args) == {size}
