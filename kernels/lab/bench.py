@@ -360,7 +360,7 @@ def launched(function: Callable, *args: Any) -> list[str]:
         function(*args)
     torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         function(*args)
         torch.cuda.synchronize()
     with tempfile.TemporaryDirectory() as folder:
