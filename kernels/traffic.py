@@ -9,15 +9,8 @@ Source: Triton's tutorial 2 for the values; the Nsight Compute CLI's documentati
     Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 """
 
-import csv
 import functools
-import json
-import os
-import re
-import shutil
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,7 +20,7 @@ import torch
 import triton
 
 from kernels import eager
-from kernels.lab import backend, bench, meter
+from kernels.lab import backend, bench, counters, meter
 
 # ---- what each line moves ------------------------------------------------------------
 
@@ -40,9 +33,17 @@ class Line(NamedTuple):
     written: int
     indices: int = 0  # int64, written
 
+    def read_bytes(self, itemsize: int) -> int:
+        """Bytes read, for values of `itemsize` bytes."""
+        return self.read * itemsize
+
+    def written_bytes(self, itemsize: int) -> int:
+        """Bytes written, the indices included."""
+        return self.written * itemsize + 8 * self.indices
+
     def bytes(self, itemsize: int) -> int:
-        """Bytes read and written, for values of `itemsize` bytes."""
-        return (self.read + self.written) * itemsize + 8 * self.indices
+        """Bytes read and written."""
+        return self.read_bytes(itemsize) + self.written_bytes(itemsize)
 
 
 def predicted(n_rows: int, n_cols: int) -> list[Line]:
@@ -104,31 +105,22 @@ LINES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 # ---- what the GPU's counters say -----------------------------------------------------
 
-LARGE, SMALL = (8192, 8192), (512, 2048)  # float32: 268 MB, and 4 MB
-WRITE_ONLY = {"fill": lambda x: torch.full_like(x, 1.0)}
+LARGE, SHORT, SMALL = (8192, 8192), (65536, 1024), (512, 2048)
+OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "amax": lambda x: x.amax(dim=1, keepdim=True),  # max without its indices
+    "scalar": lambda x: x - 1.0,  # subtract without its column
+    "fill": lambda x: torch.full_like(x, 1.0),  # writes only
+    "torch": lambda x: torch.softmax(x, dim=1),
+}
+"""What the five lines are compared with."""
+
 STEPS = [
-    *(("emptied", *LARGE, step) for step in LINES | WRITE_ONLY),
+    *(("emptied", *LARGE, step) for step in LINES | OTHERS),
+    ("emptied", *SHORT, "torch"),
     *(("as left", *LARGE, step) for step in LINES),
     *(("as left", *SMALL, step) for step in LINES),
 ]
 """(what the L2 cache holds before, n_rows, n_cols, step) of each kernel profiled."""
-
-METRICS = {
-    "dram__bytes_read.sum": "read_bytes",
-    "dram__bytes_write.sum": "written_bytes",
-    "gpu__time_duration.sum": "duration_us",
-}
-_UNITS = {  # of Nsight Compute, as bytes and µs
-    **{"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9},
-    **{"nsecond": 1e-3, "usecond": 1, "msecond": 1e3, "second": 1e6},
-    **{"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6},
-}
-NCU = (
-    *("ncu", "--target-processes", "all", "--profile-from-start", "off"),
-    *("--clock-control", "none", "--cache-control", "none"),
-    *("--csv", "--page", "raw", "--print-units", "base"),
-    *("--metrics", ",".join(METRICS)),
-)
 
 
 def run_steps(n_others: int = 2**28) -> None:
@@ -138,22 +130,18 @@ def run_steps(n_others: int = 2**28) -> None:
     nothing that the kernel needs, and nothing that is yet to be written to DRAM.
     """
     others = torch.ones(n_others, device=backend.DEVICE)
-    x = torch.randn(LARGE, device=backend.DEVICE)
-    for step in (LINES | WRITE_ONLY).values():
-        step(x)  # the first call loads the kernel
-        others.sum()
-        _profiled(step, x)
+    for shape, steps in ((LARGE, LINES | OTHERS), (SHORT, {"torch": OTHERS["torch"]})):
+        x = torch.randn(shape, device=backend.DEVICE)
+        for step in steps.values():
+            step(x)  # the first call loads the kernel
+            others.sum()
+            with counters.watched():
+                step(x)
     for shape in (LARGE, SMALL):
         x = torch.randn(shape, device=backend.DEVICE)
         eager.five_lines(x)
-        _profiled(eager.five_lines, x)
-
-
-def _profiled(function: Callable, x: torch.Tensor) -> None:
-    torch.cuda.synchronize()
-    with torch.cuda.profiler.profile():
-        function(x)
-        torch.cuda.synchronize()
+        with counters.watched():
+            eager.five_lines(x)
 
 
 def profile_dram() -> list[dict[str, Any]]:
@@ -164,71 +152,16 @@ def profile_dram() -> list[dict[str, Any]]:
         and to DRAM) and duration_us.
 
     Raises:
-        bench.Unavailable: Nsight Compute is not on the PATH, or may not, or cannot,
-            read the counters here.
-        RuntimeError: it profiled other kernels than those of STEPS.
+        bench.Unavailable: the counters cannot be read here; see `counters.profile`.
+        RuntimeError: other kernels ran than those of STEPS.
     """
-    if shutil.which("ncu") is None:
-        raise bench.Unavailable("ncu (Nsight Compute) is not on the PATH")
-    command = [*NCU, *_python("run_steps")]
-    environment = os.environ | {"LC_ALL": "C"}  # numbers with a decimal point
-    done = subprocess.run(
-        command, cwd=backend.ROOT, env=environment, capture_output=True, text=True
-    )
-    said = done.stdout + done.stderr
-    errors = re.findall(r"==ERROR== (?!The application)(.*)", said)
-    errors += re.findall(r"Failed to initialize the profiler.*", said)
-    if errors:
-        raise bench.Unavailable(f"ncu cannot profile here: {'; '.join(errors)}")
-    if done.returncode:
-        raise RuntimeError(f"{command} failed: {said[-2000:]}")
-    rows = parse(done.stdout)
+    rows = counters.profile(run_steps)
     if len(rows) != len(STEPS):
         kernels = [row["kernel"] for row in rows]
-        raise RuntimeError(f"ncu must profile {len(STEPS)} kernels, got {kernels}")
+        raise RuntimeError(f"{len(STEPS)} kernels should have run, got {kernels}")
     columns = ("l2", "n_rows", "n_cols", "step")
     pairs = zip(STEPS, rows, strict=True)
     return [dict(zip(columns, step, strict=True)) | row for step, row in pairs]
-
-
-def parse(text: str) -> list[dict[str, Any]]:
-    """Kernels and METRICS, in bytes and µs, from what `ncu --csv --page raw` printed.
-
-    Raises:
-        ValueError: there is no table in the text, or it lacks one of METRICS.
-    """
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    table = list(csv.DictReader(lines))
-    missing = [metric for metric in METRICS if not table or metric not in table[0]]
-    if missing:
-        raise ValueError(
-            f"text must be Nsight Compute's table with {missing}, got {text[-300:]!r}"
-        )
-    units, *rows = table
-    return [{"kernel": _bare(row["Kernel Name"]), **_read(row, units)} for row in rows]
-
-
-def _read(row: dict[str, str], units: dict[str, str]) -> dict[str, float]:
-    values = {
-        name: float(row[metric].replace(",", "")) * _UNITS[units[metric]]
-        for metric, name in METRICS.items()
-    }
-    return {
-        name: round(value, 3) if name.endswith("us") else round(value)
-        for name, value in values.items()
-    }
-
-
-def _bare(signature: str) -> str:
-    """A kernel's name without its type, namespaces, template and arguments."""
-    for nameless in ("(anonymous namespace)", "<unnamed>"):
-        signature = signature.replace(nameless, "")
-    return re.split(r"[<(]", signature)[0].split(":")[-1].split()[-1]
-
-
-def _python(function: str) -> list[str]:
-    """The command that runs a function of this module in a new process."""
-    return [sys.executable, "-c", f"from kernels import traffic; traffic.{function}()"]
 
 
 # ---- timing with one precaution left out ---------------------------------------------
@@ -290,28 +223,23 @@ def _call_us(function: Callable, args: tuple, wait: bool = True) -> float:
 
 
 def first_calls() -> list[dict[str, Any]]:
-    """The first calls of functions in a new process, by the wall clock, in µs.
+    """The first calls of functions in a new process, by the wall clock.
 
     Returns:
         Rows of provider, n_rows, n_cols, first_us, second_us, and later_us, which is
-        the median of the calls from the fifth on.
+        the median of the calls from the fifth on, all in µs.
 
     Raises:
-        RuntimeError: there is no GPU, or the process failed.
+        RuntimeError: there is no GPU to time on.
     """
     _require_gpu()
-    command = _python("run_first_calls")
-    done = subprocess.run(command, cwd=backend.ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{command} failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return backend.call_apart(_first_calls)
 
 
-def run_first_calls(n_rows: int = 2048, n_cols: int = 2048) -> None:
-    """Prints what `first_calls` returns, as a line of JSON."""
+def _first_calls(n_rows: int = 2048, n_cols: int = 2048) -> list[dict[str, Any]]:
     x = torch.randn(n_rows, n_cols, device=backend.DEVICE)
     functions = {
-        "torch": lambda x: torch.softmax(x, dim=1),
+        "torch": OTHERS["torch"],
         "eager": eager.five_lines,
         "matmul": lambda x: x @ x.T,
         "torch.compile": eager.compiled(eager.five_lines),
@@ -319,11 +247,11 @@ def run_first_calls(n_rows: int = 2048, n_cols: int = 2048) -> None:
     rows = []
     for name, function in functions.items():
         first, second, _, _, *later = (_call_us(function, (x,)) for _ in range(CALLS))
-        times = (first, second, statistics.median(later))
-        names = ("provider", "n_rows", "n_cols", "first_us", "second_us", "later_us")
-        values = (name, n_rows, n_cols, *(round(time, 1) for time in times))
-        rows.append(dict(zip(names, values, strict=True)))
-    print(json.dumps(rows))
+        times = {"first_us": first, "second_us": second}
+        times["later_us"] = statistics.median(later)
+        shape = {"provider": name, "n_rows": n_rows, "n_cols": n_cols}
+        rows.append(shape | {key: round(us, 1) for key, us in times.items()})
+    return rows
 
 
 def _require_gpu() -> None:
