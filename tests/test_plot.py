@@ -202,6 +202,25 @@ def test_lines_and_their_ceiling():
         plot.lines({"empty": {}}, xlabel="", ylabel="")
 
 
+def test_points_stay_apart_and_keep_what_shares_an_x():
+    pairs = {"float32": [(3, 0.2), (64, 0.9), (64, 1.0)], "bfloat16": [(0.5, 0.1)]}
+    card = plot.points(pairs, xlabel="KiB", ylabel="share", ceiling=("copy", 1.1))
+    (ax,) = card.axes
+    *clouds, ceiling = ax.get_lines()
+    assert [cloud.get_xydata().tolist() for cloud in clouds] == [
+        [list(map(float, pair)) for pair in some] for some in pairs.values()
+    ]
+    assert {cloud.get_linestyle() for cloud in clouds} == {"None"}
+    assert len({cloud.get_marker() for cloud in clouds}) == 2
+    assert list(ax.get_xticks()) == [2.0**power for power in range(-1, 7)]
+    assert list(ceiling.get_ydata()) == [1.1, 1.1] and ax.get_ylim()[1] > 1.1
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["float32", "bfloat16", "copy"]
+    for wrong in ({}, {"float32": []}):
+        with pytest.raises(ValueError, match="points"):
+            plot.points(wrong, xlabel="KiB", ylabel="share")
+
+
 def test_bars_carry_their_numbers():
     (ax,) = plot.bars({"copy": 4250.2, "torch": 1960.0, "mine": 0.5}, "GB/s").axes
     assert [bar.get_width() for bar in ax.patches] == [4250.2, 1960.0, 0.5]

@@ -351,6 +351,47 @@ def lines(
     return card
 
 
+def points(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    source: str = "",
+    ceiling: tuple[str, float] | None = None,
+) -> Figure:
+    """Points of any origin, where the question is whether they fall on one curve.
+
+    Args:
+        series: name → (x, y) pairs; x is positive, its axis doubles from tick to tick.
+        xlabel, ylabel: what the axes are, with units; y starts at 0.
+        title, source: as in `figure`.
+        ceiling: (label, y) of a dashed horizontal line.
+
+    Raises:
+        ValueError: there are no series, or one is empty.
+    """
+    if not series or not all(series.values()):
+        raise ValueError(f"series must map names to points, got {dict(series)!r}")
+    card = figure(title=title, source=source)
+    ax = card.subplots()
+    for name, (colour, marker, label) in styles_of(series).items():
+        xs, ys = zip(*series[name], strict=True)
+        look = {"linestyle": "", "markeredgecolor": CARD, "alpha": 0.8}
+        ax.plot(xs, ys, marker=marker or "o", color=colour, label=label, **look)
+    xs, ys = zip(*(pair for pairs in series.values() for pair in pairs), strict=True)
+    low, high = math.floor(math.log2(min(xs))), math.ceil(math.log2(max(xs)))
+    _log2_ticks(ax, [2.0**power for power in range(low, max(high, low + 1) + 1)])
+    if ceiling:
+        name, y = ceiling
+        ax.plot([2.0**low, 2.0**high], [y, y], label=name, **_CEILING)
+    ax.set_ylim(0, 1.08 * max(*ys, ceiling[1] if ceiling else 0))
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.legend(loc="lower right")
+    return card
+
+
 def _draw_lines(ax: Axes, lines: Mapping[str, _Line]) -> None:
     styles = styles_of(lines)
     for name, line in lines.items():
