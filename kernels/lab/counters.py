@@ -98,7 +98,7 @@ def profile(function: Callable[[], Any]) -> list[dict[str, Any]]:
 
 
 def warm_up() -> None:
-    """Runs one kernel in `watched()`: the first is charged with the profiler's start."""
+    """Runs a kernel in `watched()`: the profiler charges the first with its start."""
     x = torch.ones(1024, device=backend.DEVICE)
     with watched():
         torch.exp(x)
