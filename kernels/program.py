@@ -3,7 +3,8 @@
 Builds on: `kernels.eager`, whose five kernels become one.
 Changes: a program keeps its row in registers from the load to the store.
 Costs: MN values read and MN written, by one kernel of M programs.
-Source: Tillet, Kung and Cox, "Triton", MAPL 2019; Triton's tutorials 1 and 2.
+Source: Tillet, Kung and Cox, "Triton", MAPL 2019; Triton's tutorials 1 and 2; Numba's
+    documentation of CUDA kernels.
 """
 
 import torch
@@ -11,14 +12,27 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend
+from kernels.lab.simt import cuda
 
 MAX_COLS = 131072
-"""The longest row: beyond it a program's registers overflow by far."""
+"""The longest row: one twice as long takes the compiler more than a minute."""
+
+
+@cuda.jit
+def add_element(output, x, y):
+    """One thread adds one element (Numba CUDA).
+
+    Args:
+        output, x, y: vectors of one length.
+    """
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+    if i < output.size:
+        output[i] = x[i] + y[i]
 
 
 @triton.jit
 def add_kernel(output_ptr, x_ptr, y_ptr, n_elements, BLOCK: tl.constexpr):
-    """One program adds BLOCK neighbouring elements.
+    """One program adds BLOCK neighbouring elements (Triton).
 
     Args:
         output_ptr, x_ptr, y_ptr: the vectors' first elements.
@@ -56,35 +70,51 @@ def traffic(n_rows: int, n_cols: int) -> tuple[int, int]:
     return n_rows * n_cols, n_rows * n_cols
 
 
-def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """x + y for two contiguous vectors of one shape, dtype and device.
+def add(x: torch.Tensor, y: torch.Tensor, *, block: int = 1024) -> torch.Tensor:
+    """x + y for two vectors.
+
+    Args:
+        x, y: (n,), float32, contiguous, fewer than 2^31 elements.
+        block: elements per program, a power of two.
+
+    Returns:
+        (n,), float32.
 
     Raises:
-        TypeError: one of them is not a tensor.
-        ValueError: shapes, dtypes or devices differ, kernels cannot reach the device,
-            or a vector has gaps.
+        TypeError: x or y is no tensor, or not float32.
+        ValueError: they are not such vectors, or block is no power of two.
     """
     for name, vector in (("x", x), ("y", y)):
-        if not isinstance(vector, torch.Tensor):
-            raise TypeError(
-                f"{name} must be a torch.Tensor, got {type(vector).__name__}"
-            )
-        if vector.device.type != backend.DEVICE or not vector.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous and on {backend.DEVICE!r}, got strides "
-                f"{vector.stride()} on {str(vector.device)!r}; "
-                f"{name}.to({backend.DEVICE!r}).contiguous() would do"
-            )
-    if x.shape != y.shape or x.dtype != y.dtype or x.device != y.device:
+        _require_vector(name, vector)
+    if len(x) != len(y):
         raise ValueError(
-            f"x and y must agree in shape, dtype and device, got {tuple(x.shape)} "
-            f"{x.dtype} and {tuple(y.shape)} {y.dtype}; broadcast or convert one first"
+            f"x and y must have the same length, got {len(x)} and {len(y)}; "
+            "x.expand_as(y).contiguous() makes a vector of a single element"
         )
+    if block < 1 or block & (block - 1):
+        raise ValueError(f"block must be a power of two, got {block}; 1024 would do")
     output = torch.empty_like(x)
-    if x.numel():
-        grid = (triton.cdiv(x.numel(), 1024),)
-        add_kernel[grid](output, x, y, x.numel(), BLOCK=1024)
+    if len(x):
+        grid = (triton.cdiv(len(x), block),)
+        add_kernel[grid](output, x, y, len(x), BLOCK=block)
     return output
+
+
+def _require_vector(name: str, vector: torch.Tensor) -> None:
+    if not isinstance(vector, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(vector).__name__}")
+    if vector.dtype != torch.float32:
+        raise TypeError(
+            f"{name} must be float32, got {vector.dtype}; {name}.float() converts it"
+        )
+    reached = vector.device.type == backend.DEVICE and vector.numel() < 2**31
+    if vector.ndim != 1 or not vector.is_contiguous() or not reached:
+        raise ValueError(
+            f"{name} must be a contiguous vector of fewer than 2^31 elements on "
+            f"{backend.DEVICE!r}, got shape {tuple(vector.shape)} with strides "
+            f"{vector.stride()} on {str(vector.device)!r}; "
+            f"{name}.flatten().contiguous().to({backend.DEVICE!r}) makes one"
+        )
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,216 @@
+"""One program per row: right, counted, and made of what the chapter says it is."""
+
+import re
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import eager, program
+from kernels.lab import backend, check, compile, meter
+from kernels.lab.check import Fault
+
+FLOAT, HALF = compile.pointer(torch.float32), compile.pointer(torch.float16)
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return numbers.to(backend.DEVICE, dtype)
+
+
+# ---- addition ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("n", "block"),
+    [(0, 4), (1, 1), (10, 4), (12, 4), (5, 16), (1023, 1024), (2049, 512)],
+)
+def test_add(n, block):
+    x, y = values(2, n)
+    assert torch.equal(program.add(x, y, block=block), x + y)
+
+
+def test_add_reads_twice_and_writes_once():
+    counted = meter.count(program.add, values(10), values(10), block=4)
+    assert counted.values == (20, 10, 0)
+    assert counted.rows[0].grid == (3,)
+
+
+@pytest.mark.parametrize(
+    ("x", "got"),
+    [
+        ([1.0], "list"),
+        (torch.ones(2, dtype=torch.int64), r"torch.int64; .*x\.float\(\)"),
+        (torch.ones(2, dtype=torch.bfloat16), "torch.bfloat16"),
+    ],
+)
+def test_add_names_a_wrong_type(x, got):
+    with pytest.raises(TypeError, match=f"x must be .*got {got}"):
+        program.add(x, values(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "got"),
+    [
+        (lambda: values(2, 2), r"shape \(2, 2\)"),
+        (lambda: values(4)[::2], r"strides \(2,\)"),
+        (lambda: torch.ones(2, device="meta"), "'meta'"),
+    ],
+)
+def test_add_names_what_is_no_vector_and_what_makes_one(make, got):
+    with pytest.raises(ValueError, match=f"y must be .*{got}.*flatten"):
+        program.add(values(2), make())
+
+
+def test_add_names_a_mismatch():
+    with pytest.raises(ValueError, match=r"same length, got 2 and 3; .*expand"):
+        program.add(values(2), values(3))
+
+
+@pytest.mark.parametrize("block", [-4, 0, 3, 12])
+def test_add_names_a_block_that_is_no_power_of_two(block):
+    with pytest.raises(ValueError, match=f"block must be .*got {block};"):
+        program.add(values(2), values(2), block=block)
+
+
+# ---- softmax -------------------------------------------------------------------------
+
+
+def test_softmax_passes_the_check():
+    assert check.softmax(program.softmax, layouts=("contiguous",))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (4, 64), (2, 781), (5, 1025)])
+def test_traffic_is_what_the_meter_counts(shape):
+    counted = meter.count(program.softmax, values(*shape))
+    assert counted.values == (*program.traffic(*shape), 0) == meter.fused(*shape)
+    (launch,) = counted.rows
+    assert launch.grid == (shape[0],)
+
+
+def test_moves_a_quarter_of_what_the_five_lines_move():
+    ratio = sum(eager.traffic(4096, 1024)) / sum(program.traffic(4096, 1024))
+    assert ratio == 4 + 2 / 1024
+
+
+def test_longest_row():
+    x = values(1, program.MAX_COLS)
+    if backend.INTERPRETED:  # compiling it takes ten seconds
+        torch.testing.assert_close(program.softmax(x), torch.softmax(x, dim=1))
+    with pytest.raises(ValueError, match="at most 131072 columns"):
+        program.softmax(values(1, program.MAX_COLS + 1))
+
+
+def test_gaps_between_rows_are_refused():
+    for x in (values(5, 3).t(), values(3, 8)[:, :5]):
+        with pytest.raises(ValueError, match=r"contiguous.*kernels\.strided"):
+            program.softmax(x)
+
+
+def test_offsets_beyond_32_bits_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "numel", lambda self: 2**31)
+    with pytest.raises(ValueError, match=r"2\^31 elements.*got 2147483648.*strided"):
+        program.softmax(values(2, 2))
+
+
+# ---- what the chapter shows ----------------------------------------------------------
+
+
+def fixed_block(x: torch.Tensor) -> torch.Tensor:
+    output = torch.empty_like(x)
+    if x.numel():
+        program.softmax_kernel[(len(x),)](output, x, x.shape[1], BLOCK_COLS=1024)
+    return output
+
+
+def test_one_shape_does_not_tell_that_a_fixed_block_is_too_short(capsys):
+    x = values(4, 931)
+    torch.testing.assert_close(fixed_block(x), torch.softmax(x, dim=1))
+    failure = check.softmax(fixed_block, layouts=("contiguous",)).failure
+    assert (failure.fault, failure.shape[1]) == (Fault.UNWRITTEN, 1025)
+
+
+def test_unpacking_fails_before_an_assertion_on_dim_can():
+    def unpack_then_assert(x):
+        _rows, _cols = x.shape
+        assert x.dim() == 2
+
+    with pytest.raises(ValueError, match="too many values to unpack"):
+        unpack_then_assert(values(2, 3, 4))
+
+
+def test_row_is_kept_in_registers_and_shared_memory_carries_one_value_per_warp():
+    launches = [
+        (program.softmax_kernel, (FLOAT, FLOAT, n_cols), {"BLOCK_COLS": n_cols})
+        for n_cols in (1024, 4096, 16384)
+    ]
+    for (_, (*_, n_cols), _), made in zip(
+        launches, compile.aot_all(launches), strict=True
+    ):
+        assert 4 * 32 * made.num_warps * made.registers >= 4 * n_cols
+        assert made.shared == 4 * made.num_warps
+        assert made.spills == 0
+
+
+def test_row_of_32768_does_not_fit_the_registers_of_4_warps():
+    made = compile.aot(program.softmax_kernel, FLOAT, FLOAT, 32768, BLOCK_COLS=32768)
+    assert (made.num_warps, made.registers) == (4, 255) and made.spills > 0
+
+
+@pytest.mark.parametrize(
+    ("n_elements", "load"), [(1024, "ld.global.v4.b32"), (1001, "ld.global.b32")]
+)
+def test_add_loads_16_bytes_at_a_time_where_the_length_allows(n_elements, load):
+    made = compile.aot(program.add_kernel, *3 * [FLOAT], n_elements, BLOCK=1024)
+    assert set(re.findall(r"ld\.global\S*", made.ptx)) == {load}
+    assert made.lines("reqntid") == [".reqntid 128"]
+
+
+def test_exponential_and_division_are_approximate_one_of_each_per_element():
+    made = compile.aot(program.softmax_kernel, FLOAT, FLOAT, 1024, BLOCK_COLS=1024)
+    for instruction in (r"ex2\.approx\.f32", r"div\.full\.f32"):
+        assert made.count(instruction) == 1024 // (32 * made.num_warps)
+
+
+@triton.jit
+def exp_kernel(output_ptr, input_ptr, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(output_ptr + offsets, tl.exp(tl.load(input_ptr + offsets)))
+
+
+def test_exp_takes_no_16_bit_values():
+    with pytest.raises(triton.CompilationError, match=r"fp32.*fp64.*got fp16"):
+        compile.aot(exp_kernel, HALF, HALF, BLOCK=1024)
+
+
+def rounding(x: torch.Tensor) -> torch.Tensor:
+    """The exponential if nothing but the product with log2(e) were rounded."""
+    return torch.exp2((x * 1.4426950408889634).double())
+
+
+def worst(got: torch.Tensor, x: torch.Tensor) -> float:
+    """The largest relative error, in eps of float32."""
+    return (got.double() / x.double().exp() - 1).abs().max().item() * 2**23
+
+
+def test_rounding_the_exponent_costs_two_eps_near_0_and_thirty_far_away():
+    near, far = torch.linspace(-5, 0, 2**16), torch.linspace(-80, -75, 2**16)
+    assert 1 < worst(rounding(near), near) < 3
+    assert 25 < worst(rounding(far), far) < 35
+
+
+@pytest.mark.gpu
+def test_exponential_errs_as_rounding_its_exponent_does():
+    for low in range(0, 80, 5):
+        x = torch.linspace(-low - 5, -low, 2**16)
+        y = torch.empty_like(x, device=backend.DEVICE)
+        exp_kernel[(64,)](y, x.to(backend.DEVICE), BLOCK=1024)
+        assert abs(worst(y.cpu(), x) - worst(rounding(x), x)) < 1.5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_softmax_of_many_long_rows(dtype):
+    x = values(4096, 16384, dtype=dtype)
+    torch.testing.assert_close(program.softmax(x), torch.softmax(x, dim=1))
