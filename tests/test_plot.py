@@ -214,7 +214,7 @@ def test_points_stay_apart_and_keep_what_shares_an_x():
     assert len({cloud.get_marker() for cloud in clouds}) == 2
     assert list(ax.get_xticks()) == [2.0**power for power in range(-1, 7)]
     assert list(ceiling.get_ydata()) == [1.1, 1.1] and ax.get_ylim()[1] > 1.1
-    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    names = [text.get_text() for text in card.legends[0].get_texts()]
     assert names == ["float32", "bfloat16", "copy"]
     for wrong in ({}, {"float32": []}):
         with pytest.raises(ValueError, match="points"):

@@ -388,7 +388,7 @@ def points(
     ax.set_ylim(0, 1.08 * max(*ys, ceiling[1] if ceiling else 0))
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
-    ax.legend(loc="lower right")
+    card.legend(loc="outside right upper")  # where no point can be
     return card
 
 
