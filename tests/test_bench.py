@@ -497,10 +497,12 @@ GPUS = {
     for one in map(gpu.named, ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200"))
 }
 FILES = sorted(bench.RECORDED.glob("*/*.csv"))
+LIE = "traffic_launch"  # chapter 2 shows that its timer reports the impossible
+READ_ONLY = {"eager.max", "eager.sum", "control.amax"}  # these move half of the bytes
 
 
 def faults_of(rows):
-    """What cannot be true of these measurements."""
+    """What cannot be true of measurements by an honest timer."""
     faults = []
     copies = {
         (row.dtype, row.n_rows, row.n_cols) for row in rows if row.provider == "copy"
@@ -512,7 +514,8 @@ def faults_of(rows):
         if (row.dtype, row.n_rows, row.n_cols) not in copies:
             faults.append(f"no copy beside {row}")
         if (facts := GPUS.get(row.gpu)) and row.bytes > 2 * facts.l2_bytes:
-            crossed = row.bytes - facts.l2_bytes  # the last writes may stay in L2
+            moved = row.bytes / 2 if row.provider in READ_ONLY else row.bytes
+            crossed = moved - facts.l2_bytes  # the last writes may stay in L2
             if crossed / row.p50_us / 1e3 > facts.peak_bandwidth_gbps:
                 faults.append(f"faster than the memory: {row}")
     return faults
@@ -528,7 +531,7 @@ def test_a_committed_file_is_whole_and_possible(path):
     if "p50_us" in header:
         rows = list(bench._read(path).values())
         assert [*map(bench._key, rows)] == sorted(map(bench._key, rows))
-        assert faults_of(rows) == []
+        assert bool(faults_of(rows)) == (path.stem == LIE)
         gpus = {row.gpu for row in rows}
     else:
         assert tuple(header[-len(bench.PROVENANCE) :]) == bench.PROVENANCE

@@ -56,7 +56,9 @@ def test_every_instrument_has_its_test():
 def test_instruments_import_no_chapter():
     for path in (ROOT / "kernels" / "lab").glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in getattr(node, "names", ())]
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
             module = getattr(node, "module", None) or ""
             for name in [*names, module, *(f"{module}.{name}" for name in names)]:
                 stem = name.removeprefix("kernels.").split(".")[0]

@@ -79,7 +79,8 @@ def test_a_notebook_shows_a_figure_once_and_its_text_depends_on_its_size():
     assert set(data) == {"text/plain", "image/png"}
     assert data["text/plain"] == repr(plot.bars({"copy": 3.0}, "GB/s"))
     width = int.from_bytes(data["image/png"][16:20], "big")  # of the PNG's header
-    assert width == 2 * metadata["image/png"]["width"] == 2 * plot.WIDTH * plot.DPI
+    assert metadata["image/png"]["width"] == plot.WIDTH * plot.DPI
+    assert width == 4 * plot.WIDTH * plot.DPI // 3  # sharper than it is shown
 
 
 def test_the_card_has_its_title_at_the_left_and_its_source_at_the_right():

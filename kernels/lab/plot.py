@@ -172,7 +172,7 @@ class Figure(mpl_figure.Figure):
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         buffer = io.BytesIO()
-        self.savefig(buffer, format="png", dpi=2 * DPI, metadata={"Software": None})
+        self.savefig(buffer, format="png", dpi=4 / 3 * DPI, metadata={"Software": None})
         width, height = (round(inches * DPI) for inches in self.get_size_inches())
         return buffer.getvalue(), {"width": width, "height": height}
 
