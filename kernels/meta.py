@@ -1,28 +1,50 @@
 """The same kernel, launched with the number of warps that measurement asks for.
 
 Builds on: `kernels.strided`, whose kernel it launches unchanged.
-Changes: `num_warps` follows the bytes in a row instead of Triton's default of 4.
+Changes: `num_warps` follows the bytes of a row, instead of Triton's default of 4.
 Costs: MN values read and MN written.
-Source: the sweep of this chapter (`notebooks/recorded/`); Triton's documentation of
-    `triton.Config`, `triton.autotune` and `triton.heuristics`.
+Source: the sweep of this chapter (`notebooks/recorded/`). The rule that it is compared
+    with is that of Triton's early fused-softmax tutorial and of texts that follow it.
 """
+
+from typing import Any
 
 import torch
 import triton
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import KernelInterface
 
 from kernels.lab import backend
 from kernels.strided import MAX_COLS, softmax_kernel, traffic
 
-__all__ = ["MAX_COLS", "pick_num_warps", "softmax", "traffic"]
-
-BYTES_PER_WARP = 2048
-"""64 bytes for each of a warp's 32 lanes: four 16-byte loads in flight."""
+__all__ = [
+    "MAX_COLS",
+    "WARPS",
+    "arguments",
+    "autotuned",
+    "launch",
+    "pick_num_warps",
+    "softmax",
+    "traffic",
+    "usual_num_warps",
+]
 
 WARPS = (1, 2, 4, 8, 16, 32)
+"""What num_warps may be: a power of two, and no block has more than 1024 threads."""
+
+BYTES_PER_WARP = 2048
+"""64 bytes of the row for each of a warp's 32 lanes: four loads of 16 bytes."""
+
+VALUES_PER_THREAD = 256
+"""More would spill without end, and take the compiler a quarter of a minute."""
 
 
 def pick_num_warps(n_cols: int, element_size: int) -> int:
-    """One warp for every 2 KB of the row, between 1 and 32.
+    """One warp for every 2 KiB of the row, between 1 and 32.
+
+    A multiprocessor holds 2048 threads. At 64 bytes each they have 128 KiB of rows on
+    their way, which keeps memory busy; at 16 bytes each they do not. With many more
+    than 64, the row takes so many registers that only a few threads fit.
 
     Args:
         n_cols: the length of a row, in elements.
@@ -32,12 +54,57 @@ def pick_num_warps(n_cols: int, element_size: int) -> int:
     return min(max(warps, 1), WARPS[-1])
 
 
+def usual_num_warps(n_cols: int) -> int:
+    """The rule of many tutorials: 4 warps, 8 from 2048 columns on, 16 from 4096 on.
+
+    It asks for columns, not for bytes, and is here to be measured.
+
+    Args:
+        n_cols: the length of a row, in elements.
+    """
+    block_cols = triton.next_power_of_2(n_cols)
+    return 16 if block_cols >= 4096 else 8 if block_cols >= 2048 else 4
+
+
+def autotuned(**options: Any) -> Autotuner:
+    """The kernel behind an autotuner that has not tried anything yet.
+
+    Args:
+        options: further ones of `triton.autotune`, such as do_bench.
+    """
+    configs = [triton.Config({}, num_warps=warps) for warps in WARPS]
+    return triton.autotune(configs, key=["n_cols"], **options)(softmax_kernel)
+
+
+def arguments(output: torch.Tensor, x: torch.Tensor) -> tuple:
+    """The kernel's arguments, in their order, for output and x of one shape."""
+    n_cols = x.shape[1]
+    block_cols = triton.next_power_of_2(n_cols)
+    return output, x, *output.stride(), *x.stride(), n_cols, block_cols
+
+
+def launch(
+    x: torch.Tensor, kernel: KernelInterface = softmax_kernel, **options: Any
+) -> torch.Tensor:
+    """The softmax of every row by one launch with these options.
+
+    Args:
+        x: as in `softmax`, not empty; not validated.
+        kernel: `softmax_kernel`, or what a decorator of Triton makes of it.
+        options: launch options such as num_warps or maxnreg.
+    """
+    output = torch.empty_like(x)
+    kernel[(x.shape[0],)](*arguments(output, x), **options)
+    return output
+
+
 def softmax(x: torch.Tensor, *, num_warps: int | None = None) -> torch.Tensor:
     """The softmax of every row, whatever x's strides.
 
     Args:
         x: (M, N), float32, float16 or bfloat16, N at most MAX_COLS, any strides.
-        num_warps: 1, 2, 4, 8, 16 or 32; None lets `pick_num_warps` choose.
+        num_warps: 1, 2, 4, 8, 16 or 32, and enough for VALUES_PER_THREAD; None lets
+            `pick_num_warps` choose.
 
     Returns:
         (M, N) in x's dtype; empty if x is.
@@ -46,20 +113,14 @@ def softmax(x: torch.Tensor, *, num_warps: int | None = None) -> torch.Tensor:
         TypeError, ValueError: x is not such a matrix, or num_warps none of those.
     """
     backend.validate(x, max_cols=MAX_COLS)
-    n_rows, n_cols = x.shape
+    least = triton.next_power_of_2(x.shape[1]) // (32 * VALUES_PER_THREAD)
     if num_warps is None:
-        num_warps = pick_num_warps(n_cols, x.element_size())
-    elif num_warps not in WARPS:
-        raise ValueError(f"num_warps must be one of {WARPS} or None, got {num_warps!r}")
-    output = torch.empty_like(x)
-    if x.numel():
-        softmax_kernel[(n_rows,)](
-            output,
-            x,
-            *output.stride(),
-            *x.stride(),
-            n_cols,
-            BLOCK_COLS=triton.next_power_of_2(n_cols),
-            num_warps=num_warps,
+        num_warps = pick_num_warps(x.shape[1], x.element_size())
+    elif type(num_warps) is not int or num_warps not in WARPS or num_warps < least:
+        raise ValueError(
+            f"num_warps must be one of {[warps for warps in WARPS if warps >= least]} "
+            f"for {x.shape[1]} columns, or None, got {num_warps!r}"
         )
-    return output
+    if x.numel() == 0:
+        return torch.empty_like(x)
+    return launch(x, num_warps=num_warps)
