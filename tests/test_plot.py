@@ -241,6 +241,13 @@ def test_bars_in_groups_say_which_is_which():
     assert measured == again != predicted
 
 
+def test_a_provider_keeps_its_colour_in_every_group():
+    speeds = {"N = 8": {"strided": 1.0, "torch": 2.0}, "N = 9": {"strided": 3.0}}
+    (ax,) = plot.bars(speeds, "GB/s").axes
+    seen = [to_hex(bar.get_facecolor()) for bar in ax.patches]
+    assert seen == [plot.COLOURS[name] for name in ("strided", "torch", "strided")]
+
+
 def test_roofline_bends_where_arithmetic_takes_over():
     h200 = gpu.named("H200")
     points = {"persistent": (0.6, 2.5), "matmul": (300.0, 40.0)}

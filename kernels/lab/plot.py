@@ -533,6 +533,8 @@ def bars(
 
 
 def _bar_colour(name: str, what: str, series: Sequence[str]) -> str:
+    if what in COLOURS:
+        return COLOURS[what]
     if what:
         return ("#a9b4c0", COLOURS["persistent"], COLOURS["torch"])[
             series.index(what) % 3
