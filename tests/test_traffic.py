@@ -3,6 +3,8 @@
 import time
 from types import SimpleNamespace
 
+import math
+
 import pytest
 import torch
 import triton
@@ -126,11 +128,14 @@ def test_profile_on_a_gpu():
     except bench.Unavailable as error:
         pytest.skip(str(error))
     lines = {line.name: line for line in traffic.predicted(*traffic.LARGE)}
+    others = (
+        0.1 * 4 * math.prod(traffic.LARGE)
+    )  # the tests beside this one use the GPU, too
     for row in rows:
         if row["l2"] == "emptied" and row["step"] in traffic.LINES:
             asked = lines[row["step"]]
-            assert row["read_bytes"] == pytest.approx(4 * asked.read, rel=0.03)
-            assert row["written_bytes"] <= 4.2 * asked.written + 2e6
+            assert row["read_bytes"] == pytest.approx(4 * asked.read, abs=others)
+            assert row["written_bytes"] <= 4 * asked.written + others
 
 
 # ---- timing with one precaution left out ---------------------------------------------
