@@ -280,29 +280,34 @@ def test_more_than_2_to_the_31_elements(transposed):
 # ---- vector loads --------------------------------------------------------------------
 
 
-def load_bytes(pointers: tuple, stride: int, n_cols: int) -> set[int]:
-    """The bytes that each load instruction of a thread brings."""
+def groups(pointers: tuple, stride: int, n_cols: int) -> tuple[int, int]:
+    """The neighbours that a lane holds, and the bytes that each of its loads brings."""
     args = *pointers, stride, 1, stride, 1, n_cols
     compiled = compile.aot(strided.softmax_kernel, *args, BLOCK_COLS=1024)
+    (layout, *_) = compiled.lines(r"^#blocked = ", "ttgir")
     loads = compiled.lines(r"ld\.global")
-    found = [
-        re.search(r"ld\.global(?:\.v(\d))?\.b(\d+)", load).groups() for load in loads
-    ]
-    return {int(vector or 1) * int(bits) // 8 for vector, bits in found}
+    found = {re.search(r"global(?:\.v(\d))?\.b(\d+)", load).groups() for load in loads}
+    ((vector, bits),) = found
+    held = re.search(r"sizePerThread = \[(\d+)\]", layout)[1]
+    return int(held), int(vector or 1) * int(bits) // 8
 
 
-@pytest.mark.parametrize(("pointer", "size"), [(FLOAT, 4), (HALF, 2)])
-def test_vector_loads_need_size_stride_and_address(pointer, size):
-    aligned, offset = (
-        (pointer, pointer),
-        (pointer, compile.pointer(pointer.dtype, False)),
-    )
-    assert load_bytes(aligned, 1024, 1024) == load_bytes(aligned, 1008, 1008) == {16}
+@pytest.mark.parametrize("pointer", [FLOAT, HALF])
+def test_vector_loads_need_address_stride_and_length(pointer):
+    size, aligned = pointer.dtype.itemsize, (pointer, pointer)
+    offset = (compile.pointer(pointer.dtype, False),) * 2
+    assert groups(aligned, 1024, 1024) == (16 // size, 16)
+    assert groups(aligned, 1008, 1008) == (16 // size, 16)
     for args in (
-        (aligned, 1000, 1000),  # divisible by 8, and Triton asks about 16
-        (aligned, 1008, 1001),  # the mask changes inside a vector
+        (offset, 1008, 1008),
         (aligned, 1009, 1008),  # rows start anywhere
         (aligned, 1001, 1001),
-        (offset, 1008, 1008),
+        (aligned, 1000, 1000),  # divisible by 8, and Triton asks about 16
     ):
-        assert load_bytes(*args) == {size}
+        assert groups(*args) == (1, size)
+
+
+@pytest.mark.parametrize("pointer", [FLOAT, HALF])
+def test_a_mask_that_ends_inside_a_group_leaves_lanes_16_bytes_apart(pointer):
+    size = pointer.dtype.itemsize
+    assert groups((pointer, pointer), 1008, 1001) == (16 // size, size)
