@@ -126,17 +126,13 @@ def slots(dtype: torch.dtype, layout: Plan) -> int:
     """
     if backend.INTERPRETED:
         return INTERPRETED_SLOTS
-    x = torch.empty(0, dtype=dtype, device=backend.DEVICE)
-    args = (x, x, 16, 1, 16, 1, 16, 16)
-    compiled = softmax_kernel.warmup(*args, **layout.constants, grid=(1,))
-    compiled._init_handles()  # loads it, which tells its registers
-    resident = occupancy.resident(
-        gpu.here(),
-        num_warps=layout.num_warps,
-        registers=compiled.n_regs,
-        shared=compiled.metadata.shared,
-    )
-    return resident.blocks_per_sm * gpu.here().sms
+    aligned = (dtype, dtype, 16, 1, 16, 1, 16, 16)  # a dtype stands for a tensor
+    kernel = softmax_kernel.warmup(*aligned, **layout.constants, grid=(1,))
+    kernel._init_handles()  # loads it, which tells its registers
+    needs = {"registers": kernel.n_regs, "shared": kernel.metadata.shared}
+    here = gpu.here()
+    resident = occupancy.resident(here, num_warps=layout.num_warps, **needs)
+    return resident.blocks_per_sm * here.sms
 
 
 def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
