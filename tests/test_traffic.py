@@ -1,9 +1,8 @@
 """The predictions are what the meter counts; the profiler's table is read as it is."""
 
+import math
 import time
 from types import SimpleNamespace
-
-import math
 
 import pytest
 import torch
