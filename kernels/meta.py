@@ -36,15 +36,15 @@ BYTES_PER_WARP = 2048
 """64 bytes of the row for each of a warp's 32 lanes: four loads of 16 bytes."""
 
 VALUES_PER_THREAD = 256
-"""More would spill without end, and take the compiler a quarter of a minute."""
+"""What a thread may hold: with more it spills without end, and compiles for long."""
 
 
 def pick_num_warps(n_cols: int, element_size: int) -> int:
     """One warp for every 2 KiB of the row, between 1 and 32.
 
-    A multiprocessor holds 2048 threads. At 64 bytes each they have 128 KiB of rows on
-    their way, which keeps memory busy; at 16 bytes each they do not. With many more
-    than 64, the row takes so many registers that only a few threads fit.
+    An H200's SM holds 2048 threads. With 64 bytes each, up to 128 KiB of rows are on
+    their way to it, which keeps memory busy; with 16 bytes they are too few. With many
+    more than 64, a thread takes so many registers that only a few warps fit.
 
     Args:
         n_cols: the length of a row, in elements.
