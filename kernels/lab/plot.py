@@ -56,6 +56,7 @@ STYLES: dict[str, Style] = {
     "persistent": Style("#00519c", "o", "persistent"),
     "persistent.tiled": Style("#00916e", "^", "persistent, tiled"),
     "persistent.onerow": Style("#333333", "d", "persistent, one row"),
+    "persistent.resident": Style("#ad7a00", "D", "persistent, resident"),
     "liger": Style("#2f6b3a", "<", "Liger"),
     "quack": Style("#8c1d5a", ">", "QuACK"),
     "tileops": Style("#4a6fa5", "P", "TileOPs"),
