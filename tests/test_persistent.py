@@ -243,16 +243,10 @@ def test_a_slot_is_what_the_driver_says():
     here = gpu.current()
     for dtype, n_cols in ((torch.float32, 128), (torch.bfloat16, 32768)):
         layout = persistent.plan(n_cols, dtype.itemsize)
-        kernel = compiled(
-            dtype,
-            n_cols,
-            layout.num_warps,
-            layout.num_stages,
-            rows=layout.rows_per_tile,
-        )
-        kernel = dataclasses.replace(kernel, gpu=here)
-        per_sm = occupancy.by_driver(kernel)
-        assert persistent.slots(dtype, layout) == per_sm * here.sms
+        how = layout.num_warps, layout.num_stages
+        kernel = compiled(dtype, n_cols, *how, rows=layout.rows_per_tile, on=here)
+        slots = occupancy.by_driver(kernel) * here.sms
+        assert persistent.slots(dtype, layout) == slots
 
 
 # ---- every kernel of the course ------------------------------------------------------
