@@ -212,5 +212,5 @@ def test_the_summary_figure_shows_the_record() -> None:
     rows = (ROOT / "notebooks" / "recorded" / "nvidia-h200" / "ladder.csv").read_text()
     shown = (ROOT / "book" / "figures" / "ladder.svg").read_text()
     for row in csv.DictReader(rows.splitlines()):
-        n_bytes = 2 * int(row["n_rows"]) * int(row["n_cols"]) * 4
+        n_bytes = 2 * int(row["n_rows"]) * int(row["n_cols"]) * 2  # of bfloat16
         assert f"{n_bytes / float(row['p50_us']) / 1e3:,.0f} GB/s" in shown, row

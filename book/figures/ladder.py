@@ -13,7 +13,7 @@ from kernels import eager, meta, persistent, program, strided
 from kernels.lab import bench, draw
 from kernels.lab.plot import Figure
 
-SHAPE = (16384, 16384)
+SHAPE, DTYPE = (16384, 32768), torch.bfloat16
 STEPS = {
     "eager": eager.softmax,
     "torchscript": lambda x: eager.scripted(eager.five_lines)(x),
@@ -28,9 +28,11 @@ STEPS = {
 
 def ladder() -> Figure:
     """Measures the steps, or reads their record, and draws them."""
-    results = bench.sweep("ladder", STEPS, [SHAPE])
+    results = bench.sweep("ladder", STEPS, [SHAPE], [DTYPE])
     steps = [(step, results.value(provider=step)) for step in STEPS]
-    source = f"float32, {SHAPE[0]} × {SHAPE[1]} · {results.source}"
+    n_rows, n_cols = SHAPE
+    gpu = results.source.split(" · ")[0]
+    source = f"{n_rows} × {n_cols} values in bfloat16 · effective bandwidth on {gpu}"
     return draw.ladder(steps, results.value(provider="copy"), source=source)
 
 
