@@ -61,8 +61,9 @@ def scripted(function: Softmax) -> torch.jit.ScriptFunction:
 def compiled(function: Softmax, backend: str | Callable = "inductor") -> Softmax:
     """`function` compiled by torch.compile, anew for every shape and dtype.
 
-    By default torch.compile gives up after 8 shapes and runs the others eagerly, and a
-    benchmark of many shapes measures something else than it says. Here it goes on.
+    By default torch.compile gives up after 8 of them and runs the others eagerly, and a
+    benchmark of many shapes measures something else than it says. Here it goes on, in
+    the whole process, and at 1024 it raises an error (`fullgraph`) instead.
 
     Args:
         function: what to compile.
@@ -74,7 +75,13 @@ def compiled(function: Softmax, backend: str | Callable = "inductor") -> Softmax
 
 
 def written_by_compile(function: Softmax, x: torch.Tensor) -> str:
-    """The Triton kernels that torch.compile writes for `function(x)`, on a GPU."""
+    """The Triton kernels that torch.compile writes for `function(x)`.
+
+    Raises:
+        RuntimeError: there is no GPU to write for; for a CPU it writes C++.
+    """
+    if backend.INTERPRETED:
+        raise RuntimeError("torch.compile writes Triton for a GPU only: there is none")
     from torch._inductor.utils import run_and_get_code
 
     _, sources = run_and_get_code(compiled(function), x)
@@ -86,7 +93,7 @@ def written_by_compile(function: Softmax, x: torch.Tensor) -> str:
 
 
 def traffic(n_rows: int, n_cols: int) -> tuple[int, int]:
-    """Values read and values written by one call; `max` also writes M indices."""
+    """Values read and values written by the five lines; `max` also writes M indices."""
     size = n_rows * n_cols
     return 5 * size + 2 * n_rows, 3 * size + 2 * n_rows
 
