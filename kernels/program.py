@@ -1,7 +1,8 @@
 """One Triton program per row: the row is read once and written once.
 
 Builds on: `kernels.eager`, whose five kernels become one.
-Changes: a program keeps its row in registers from the load to the store.
+Changes: a program keeps its row in registers from the load to the store, as far as
+    4 warps have registers enough.
 Costs: MN values read and MN written, by one kernel of M programs.
 Source: Tillet, Kung and Cox, "Triton", MAPL 2019; Triton's tutorials 1 and 2; Numba's
     documentation of CUDA kernels.
@@ -15,7 +16,7 @@ from kernels.lab import backend
 from kernels.lab.simt import cuda
 
 MAX_COLS = 131072
-"""The longest row: one twice as long takes the compiler more than a minute."""
+"""The longest row: one twice as long takes the compiler about a minute."""
 
 
 @cuda.jit
@@ -75,14 +76,14 @@ def add(x: torch.Tensor, y: torch.Tensor, *, block: int = 1024) -> torch.Tensor:
 
     Args:
         x, y: (n,), float32, contiguous, fewer than 2^31 elements.
-        block: elements per program, a power of two.
+        block: elements per program, a power of two, at most MAX_COLS.
 
     Returns:
         (n,), float32.
 
     Raises:
-        TypeError: x or y is no tensor, or not float32.
-        ValueError: they are not such vectors, or block is no power of two.
+        TypeError: x or y is no tensor, or not float32, or block is no int.
+        ValueError: they are not such vectors, or block is no such power of two.
     """
     for name, vector in (("x", x), ("y", y)):
         _require_vector(name, vector)
@@ -91,8 +92,12 @@ def add(x: torch.Tensor, y: torch.Tensor, *, block: int = 1024) -> torch.Tensor:
             f"x and y must have the same length, got {len(x)} and {len(y)}; "
             "x.expand_as(y).contiguous() makes a vector of a single element"
         )
-    if block < 1 or block & (block - 1):
-        raise ValueError(f"block must be a power of two, got {block}; 1024 would do")
+    if not isinstance(block, int):
+        raise TypeError(f"block must be an int, got {block!r}; 1024 would do")
+    if not 0 < block <= MAX_COLS or block & (block - 1):
+        raise ValueError(
+            f"block must be a power of two up to {MAX_COLS}, got {block}; 1024 would do"
+        )
     output = torch.empty_like(x)
     if len(x):
         grid = (triton.cdiv(len(x), block),)
