@@ -15,10 +15,11 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import KernelInterface
 
 from kernels.lab import backend
-from kernels.strided import MAX_COLS, softmax_kernel, traffic
+from kernels.strided import MAX_COLS, MAX_ROWS, softmax_kernel, traffic
 
 __all__ = [
     "MAX_COLS",
+    "MAX_ROWS",
     "WARPS",
     "arguments",
     "autotuned",
@@ -36,15 +37,16 @@ BYTES_PER_WARP = 2048
 """64 bytes of the row for each of a warp's 32 lanes: four loads of 16 bytes."""
 
 VALUES_PER_THREAD = 256
-"""What a thread may hold: with more it spills without end, and compiles for long."""
+"""What a thread may hold: it has 255 registers, and what does not fit them spills."""
 
 
 def pick_num_warps(n_cols: int, element_size: int) -> int:
     """One warp for every 2 KiB of the row, between 1 and 32.
 
-    An H200's SM holds 2048 threads. With 64 bytes each, up to 128 KiB of rows are on
-    their way to it, which keeps memory busy; with 16 bytes they are too few. With many
-    more than 64, a thread takes so many registers that only a few warps fit.
+    That is 64 bytes for each thread. The registers of an H200's SM then suffice for 32
+    warps or more, and for 64 to 128 KiB of rows where a row is 2 KiB or longer: enough
+    on its way to keep memory busy. With 16 bytes each, all the threads of an SM hold
+    32 KiB, which is too little; with 256, its registers may allow only a few warps.
 
     Args:
         n_cols: the length of a row, in elements.
@@ -102,7 +104,8 @@ def softmax(x: torch.Tensor, *, num_warps: int | None = None) -> torch.Tensor:
     """The softmax of every row, whatever x's strides.
 
     Args:
-        x: (M, N), float32, float16 or bfloat16, N at most MAX_COLS, any strides.
+        x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
+            MAX_COLS, any strides.
         num_warps: 1, 2, 4, 8, 16 or 32, and enough for VALUES_PER_THREAD; None lets
             `pick_num_warps` choose.
 
@@ -112,7 +115,7 @@ def softmax(x: torch.Tensor, *, num_warps: int | None = None) -> torch.Tensor:
     Raises:
         TypeError, ValueError: x is not such a matrix, or num_warps none of those.
     """
-    backend.validate(x, max_cols=MAX_COLS)
+    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     least = triton.next_power_of_2(x.shape[1]) // (32 * VALUES_PER_THREAD)
     if num_warps is None:
         num_warps = pick_num_warps(x.shape[1], x.element_size())

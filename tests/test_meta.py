@@ -61,6 +61,13 @@ def test_too_few_warps_for_a_row_are_named_with_those_that_do():
     torch.testing.assert_close(meta.softmax(x, num_warps=2), x.softmax(1))
 
 
+def test_too_many_rows_are_named():
+    rows = meta.MAX_ROWS + 1
+    x = torch.empty(1, 3, device=backend.DEVICE).expand(rows, 3)
+    with pytest.raises(ValueError, match=f"at most {meta.MAX_ROWS} rows.*got {rows}"):
+        meta.softmax(x)
+
+
 @pytest.mark.parametrize("num_warps", [None, 32])
 def test_empty_gives_empty_with_any_warps(num_warps):
     assert meta.softmax(random(0, 5), num_warps=num_warps).shape == (0, 5)
@@ -129,6 +136,17 @@ def test_rows_on_an_sm_shrink_with_too_many_warps():
     assert kib == sorted(kib, reverse=True)
     assert kib[-3:] == [64, 32, 16]
     assert held[1].warps_per_sm < 16 < held[4].warps_per_sm
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_the_rule_keeps_enough_rows_and_warps_on_an_sm(dtype):
+    lengths = [2**power for power in range(9, 16)]
+    for n_cols in [n for n in lengths if n * dtype.itemsize >= 2048]:
+        picked = meta.pick_num_warps(n_cols, dtype.itemsize)
+        held = occupancy.of(compiled(n_cols, dtype, num_warps=picked))
+        assert 64 <= held.blocks_per_sm * n_cols * dtype.itemsize / 1024 <= 128
+        assert held.warps_per_sm >= 32
+    assert held.blocks_per_sm == 1  # the longest rows are alone
 
 
 @pytest.mark.parametrize(
