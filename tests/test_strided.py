@@ -68,6 +68,12 @@ def test_empty_like_keeps_what_is_dense_and_closes_gaps():
     assert set(strides.values()) == {(10, 1)}
 
 
+def test_torch_keeps_a_transposed_order_in_a_sum_and_not_in_its_softmax():
+    x = LAYOUTS["transposed"]()
+    assert (x + 1).stride() == strided.softmax(x).stride() == (1, 6)
+    assert torch.softmax(x, dim=1).stride() == (10, 1)
+
+
 def test_rows_without_a_softmax_are_nan_as_in_torch():
     x = values(5, 7)
     x[1, 2], x[2], x[3, 4], x[4, 0] = -INF, -INF, INF, float("nan")
@@ -311,3 +317,33 @@ def test_vector_loads_need_address_stride_and_length(pointer):
 def test_a_mask_that_ends_inside_a_group_leaves_lanes_16_bytes_apart(pointer):
     size = pointer.dtype.itemsize
     assert groups((pointer, pointer), 1008, 1001) == (16 // size, size)
+
+
+def test_stores_are_grouped_by_the_stride_of_the_output():
+    """Gaps between loads, none between stores: the values change lanes in between."""
+
+    def layouts(output_stride: int) -> tuple[int, int, bool]:
+        args = HALF, HALF, output_stride, 1, 1008, 1, 1001
+        compiled = compile.aot(strided.softmax_kernel, *args, BLOCK_COLS=1024)
+        held = dict(
+            re.findall(r"^(#\w+) = .*sizePerThread = \[(\d+)\]", compiled.ttgir, re.M)
+        )
+        uses = (compiled.lines(rf"tt\.{op} ", "ttgir") for op in ("load", "store"))
+        load, store = (int(held[re.search(r"(#\w+)>", use)[1]]) for (use,) in uses)
+        return load, store, bool(compiled.lines("ttg.convert_layout", "ttgir"))
+
+    assert layouts(1001) == (8, 1, True)
+    assert layouts(1008) == (8, 8, False)
+
+
+@triton.jit
+def rows_kernel(output_ptr, input_ptr, col_stride, ROWS: tl.constexpr):
+    rows, cols = tl.arange(0, ROWS)[:, None], tl.arange(0, 128)[None, :]
+    offsets = rows + cols * col_stride
+    tl.store(output_ptr + offsets, tl.load(input_ptr + offsets))
+
+
+@pytest.mark.parametrize(("n_rows", "load"), [(1, "global.b32"), (8, "global.v4.b32")])
+def test_a_block_of_rows_has_neighbours_in_a_transposed_matrix(n_rows, load):
+    compiled = compile.aot(rows_kernel, FLOAT, FLOAT, 4096, n_rows)
+    assert {load in line for line in compiled.lines(r"ld\.global")} == {True}
