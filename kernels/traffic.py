@@ -114,38 +114,26 @@ OTHERS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 """What the five lines are compared with."""
 
-STEPS = [
-    *(("emptied", *LARGE, step) for step in LINES | OTHERS),
-    ("emptied", *SHORT, "torch"),
-    *(("as left", *LARGE, step) for step in LINES),
-    *(("as left", *SMALL, step) for step in LINES),
-]
-"""(what the L2 cache holds before, n_rows, n_cols, step) of each kernel profiled."""
+RUNS = (  # what the L2 cache holds before, the shape, the kernels' names, the calls
+    ("emptied", LARGE, [*LINES, *OTHERS], [*LINES.values(), *OTHERS.values()]),
+    ("emptied", SHORT, ["torch"], [OTHERS["torch"]]),
+    ("as left", LARGE, [*LINES], [eager.five_lines]),
+    ("as left", SMALL, [*LINES], [eager.five_lines]),
+)
 
 
-def run_steps(n_others: int = 2**28) -> None:
-    """Runs the kernels of STEPS, and only these under the profiler's eyes.
-
-    Before an "emptied" one a gigabyte of other values is read: then the L2 cache holds
-    nothing that the kernel needs, and nothing that is yet to be written to DRAM.
-    """
-    others = torch.ones(n_others, device=backend.DEVICE)
-    for shape, steps in ((LARGE, LINES | OTHERS), (SHORT, {"torch": OTHERS["torch"]})):
+def run() -> None:
+    """Runs the kernels of RUNS, each once unseen, which loads it, and once watched."""
+    for l2, shape, _, functions in RUNS:
         x = torch.randn(shape, device=backend.DEVICE)
-        for step in steps.values():
-            step(x)  # the first call loads the kernel
-            others.sum()
-            with counters.watched():
-                step(x)
-    for shape in (LARGE, SMALL):
-        x = torch.randn(shape, device=backend.DEVICE)
-        eager.five_lines(x)
-        with counters.watched():
-            eager.five_lines(x)
+        for function in functions:
+            function(x)
+            with counters.watched(emptied=l2 == "emptied"):
+                function(x)
 
 
 def profile_dram() -> list[dict[str, Any]]:
-    """DRAM bytes and time of each kernel of STEPS, by the counters of the GPU.
+    """DRAM bytes and time of each kernel of RUNS, by the counters of the GPU.
 
     Returns:
         Rows of l2, n_rows, n_cols, step, kernel, read_bytes, written_bytes (both from
@@ -153,15 +141,18 @@ def profile_dram() -> list[dict[str, Any]]:
 
     Raises:
         bench.Unavailable: the counters cannot be read here; see `counters.profile`.
-        RuntimeError: other kernels ran than those of STEPS.
+        RuntimeError: as many kernels as RUNS names did not run.
     """
-    rows = counters.profile(run_steps)
-    if len(rows) != len(STEPS):
+    named = [
+        {"l2": l2, "n_rows": shape[0], "n_cols": shape[1], "step": step}
+        for l2, shape, steps, _ in RUNS
+        for step in steps
+    ]
+    rows = counters.profile(run)
+    if len(rows) != len(named):
         kernels = [row["kernel"] for row in rows]
-        raise RuntimeError(f"{len(STEPS)} kernels should have run, got {kernels}")
-    columns = ("l2", "n_rows", "n_cols", "step")
-    pairs = zip(STEPS, rows, strict=True)
-    return [dict(zip(columns, step, strict=True)) | row for step, row in pairs]
+        raise RuntimeError(f"{len(named)} kernels should have run, got {kernels}")
+    return [name | row for name, row in zip(named, rows, strict=True)]
 
 
 # ---- timing with one precaution left out ---------------------------------------------
@@ -184,7 +175,7 @@ def flushed_by_reading(function: Callable, *args: Any) -> bench.Times:
 
 
 def _with_flush(flush: Callable, function: Callable, args: tuple) -> bench.Times:
-    _require_gpu()
+    bench.require_gpu()
     with patch.object(triton.runtime.driver.active, "clear_cache", flush):
         return bench.time_us(function, *args)
 
@@ -200,7 +191,7 @@ def by_wall_clock(function: Callable, *args: Any) -> bench.Times:
 
 
 def _by_host_clock(function: Callable, args: tuple, wait: bool) -> bench.Times:
-    _require_gpu()
+    bench.require_gpu()
     driver = triton.runtime.driver.active
     cache = driver.get_empty_cache_for_benchmark()
     times = []
@@ -232,7 +223,7 @@ def first_calls() -> list[dict[str, Any]]:
     Raises:
         RuntimeError: there is no GPU to time on.
     """
-    _require_gpu()
+    bench.require_gpu()
     return backend.call_apart(_first_calls)
 
 
@@ -246,14 +237,9 @@ def _first_calls(n_rows: int = 2048, n_cols: int = 2048) -> list[dict[str, Any]]
     }
     rows = []
     for name, function in functions.items():
-        first, second, _, _, *later = (_call_us(function, (x,)) for _ in range(CALLS))
-        times = {"first_us": first, "second_us": second}
-        times["later_us"] = statistics.median(later)
+        times = [_call_us(function, (x,)) for _ in range(CALLS)]
+        chosen = {"first_us": times[0], "second_us": times[1]}
+        chosen["later_us"] = statistics.median(times[4:])
         shape = {"provider": name, "n_rows": n_rows, "n_cols": n_cols}
-        rows.append(shape | {key: round(us, 1) for key, us in times.items()})
+        rows.append(shape | {key: round(us, 1) for key, us in chosen.items()})
     return rows
-
-
-def _require_gpu() -> None:
-    if backend.INTERPRETED:
-        raise RuntimeError("nothing can be timed here: there is no GPU")

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -165,6 +166,12 @@ def test_watched_starts_and_stops_the_profiler_around_the_work(monkeypatch):
     with counters.watched():
         log.append("work")
     assert log == ["wait", "start", "work", "wait", "stop"]
+    log.clear()
+    others = SimpleNamespace(sum=lambda: log.append("read others"))
+    monkeypatch.setattr(counters, "_others", lambda: others)
+    with counters.watched(emptied=True):
+        log.append("work")
+    assert log == ["read others", "wait", "start", "work", "wait", "stop"]
     log.clear()
     monkeypatch.setattr(torch, "exp", lambda x: log.append("exp"))
     counters.warm_up()

@@ -77,12 +77,12 @@ def test_operations():
 
 
 def test_each_kernel_is_named_by_its_step(monkeypatch):
-    rows = [{"kernel": "any", "read_bytes": i} for i in range(len(traffic.STEPS))]
+    rows = [{"kernel": "any", "read_bytes": i} for i in range(20)]
     monkeypatch.setattr(counters, "profile", lambda function: rows)
-    named = traffic.profile_dram()
-    assert [tuple(row.values()) for row in named] == [
-        (*step, "any", i) for i, step in enumerate(traffic.STEPS)
-    ]
+    named = [tuple(row.values()) for row in traffic.profile_dram()]
+    assert named[0] == ("emptied", 8192, 8192, "max", "any", 0)
+    assert named[9] == ("emptied", 65536, 1024, "torch", "any", 9)
+    assert named[-1] == ("as left", 512, 2048, "divide", "any", 19)
     del rows[0]
     with pytest.raises(RuntimeError, match=r"20 kernels should have run, got \['any'"):
         traffic.profile_dram()
@@ -102,21 +102,20 @@ class Recorder(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_the_steps_run_are_the_steps_named(monkeypatch):
+def test_the_kernels_run_are_the_kernels_named(monkeypatch):
     seen = []
-    monkeypatch.setattr(traffic, "LARGE", (8, 16))
-    monkeypatch.setattr(traffic, "SHORT", (32, 4))
-    monkeypatch.setattr(traffic, "SMALL", (4, 2))
+    shapes = iter([(8, 16), (32, 4), (6, 16), (4, 2)])
+    small = [(l2, next(shapes), *rest) for l2, _, *rest in traffic.RUNS]
+    monkeypatch.setattr(traffic, "RUNS", small)
+    monkeypatch.setattr(counters, "_others", lambda: torch.ones(10))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda.profiler, "profile", lambda: Recorder(seen))
-    traffic.run_steps(n_others=10)
+    traffic.run()
     operators = dict(zip(NAMES, ["max", "sub", "exp", "sum", "div"], strict=True))
     operators |= {"fill": "full_like", "torch": "_softmax"}
     operators |= {"amax": "amax", "scalar": "sub"}
-    shapes = {(8192, 8192): (8, 16), (65536, 1024): (32, 4), (512, 2048): (4, 2)}
     assert seen == [
-        (operators[step], *shapes[n_rows, n_cols])
-        for _, n_rows, n_cols, step in traffic.STEPS
+        (operators[step], *shape) for _, shape, steps, _ in small for step in steps
     ]
 
 
@@ -127,9 +126,7 @@ def test_profile_on_a_gpu():
     except bench.Unavailable as error:
         pytest.skip(str(error))
     lines = {line.name: line for line in traffic.predicted(*traffic.LARGE)}
-    others = (
-        0.1 * 4 * math.prod(traffic.LARGE)
-    )  # the tests beside this one use the GPU, too
+    others = 0.1 * 4 * math.prod(traffic.LARGE)  # other tests use the GPU as well
     for row in rows:
         if row["l2"] == "emptied" and row["step"] in traffic.LINES:
             asked = lines[row["step"]]
@@ -173,9 +170,9 @@ def device(monkeypatch):
 def test_nothing_is_timed_without_a_gpu(monkeypatch):
     monkeypatch.setattr(traffic.backend, "INTERPRETED", True)
     for timer in TIMERS:
-        with pytest.raises(RuntimeError, match="no GPU"):
+        with pytest.raises(RuntimeError, match="nothing can be timed here"):
             timer(torch.clone, torch.ones(2, 2))
-    with pytest.raises(RuntimeError, match="no GPU"):
+    with pytest.raises(RuntimeError, match="nothing can be timed here"):
         traffic.first_calls()
 
 

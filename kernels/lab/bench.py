@@ -213,7 +213,7 @@ def time_us(function: Callable, *args: Any) -> Times:
     Raises:
         RuntimeError: there is no GPU to time on.
     """
-    _require_gpu()
+    require_gpu()
     milliseconds = triton.testing.do_bench(
         lambda: function(*args),
         warmup=WARMUP_MS,
@@ -248,7 +248,7 @@ def measure(
         raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
     if x.ndim != 2 or x.numel() == 0:
         raise ValueError(f"x must be a matrix with values, got shape {tuple(x.shape)}")
-    _require_gpu()
+    require_gpu()
     function(x)
     times = timer(function, x)
     return Measurement(
@@ -355,7 +355,7 @@ def launched(function: Callable, *args: Any) -> list[str]:
         RuntimeError: there is no GPU to launch on.
         Unavailable: the profiler saw no kernel.
     """
-    _require_gpu()
+    require_gpu()
     for _ in range(3):
         function(*args)
     torch.cuda.synchronize()
@@ -433,7 +433,12 @@ def _can_measure() -> bool:
     return not backend.INTERPRETED
 
 
-def _require_gpu() -> None:
+def require_gpu() -> None:
+    """Refuses to go on where there is no GPU to time on.
+
+    Raises:
+        RuntimeError: kernels are interpreted here.
+    """
     if not _can_measure():
         raise RuntimeError(
             "nothing can be timed here: kernels run in Triton's interpreter, whose "

@@ -1,8 +1,8 @@
 """Hardware counters: what the GPU itself counted while a kernel ran.
 
 Nsight Compute (`ncu`, of the CUDA toolkit) reads them, for each kernel that runs inside
-`watched()`, in a Python process of its own. Clocks and caches are left as they are: the
-function that is profiled says itself what the caches should hold.
+`watched()`, in a Python process of its own. Clocks and caches are left as they are, and
+only `watched(emptied=True)` sees to it that the L2 cache holds nothing of use.
 
 Weighed: CUPTI, on which Nsight Compute stands (its Python package cannot set counters
 up for a kernel by itself); `torch.profiler` (knows times and launches, no counters).
@@ -12,6 +12,7 @@ Source: https://docs.nvidia.com/nsight-compute/NsightComputeCli/
 
 import contextlib
 import csv
+import functools
 import os
 import re
 import shutil
@@ -43,12 +44,24 @@ NCU = (
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """`profile` reports the kernels that are launched inside."""
+def watched(*, emptied: bool = False) -> Iterator[None]:
+    """`profile` reports the kernels that are launched inside.
+
+    Args:
+        emptied: whether a gigabyte of other values is read before. Then the L2 cache
+            holds nothing that the kernels need, and nothing yet to be written to DRAM.
+    """
+    if emptied:
+        _others().sum()
     torch.cuda.synchronize()
     with torch.cuda.profiler.profile():
         yield
         torch.cuda.synchronize()
+
+
+@functools.cache
+def _others() -> torch.Tensor:
+    return torch.ones(2**28, device=backend.DEVICE)  # 1 GiB
 
 
 def profile(function: Callable[[], Any]) -> list[dict[str, Any]]:
