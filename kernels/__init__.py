@@ -7,7 +7,7 @@ The ladder (what each chapter's module changes, and what that buys):
     program     one Triton program per row   one read, one write
     strided     strides, masks, 64-bit       any layout, any size, no stray access
     meta        warps chosen by measurement  the same kernel, at its best launch
-    persistent  programs that stay           the next rows load while these are computed
+    persistent  programs that take tiles     short rows share one, long rows load ahead
 """
 
 from kernels.lab import backend as _backend  # picks the world before Triton is imported

@@ -15,23 +15,18 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import program, strided
-from kernels.lab import backend, compile, gpu, occupancy
+from kernels.lab import backend, gpu, occupancy
 from kernels.meta import MAX_COLS, pick_num_warps, traffic
 
-__all__ = ["MAX_COLS", "Plan", "cases", "plan", "slots", "softmax", "traffic"]
+__all__ = ["MAX_COLS", "MAX_ROWS", "Plan", "plan", "slots", "softmax", "traffic"]
 
-TILE_BYTES = 4096
-"""Rows shorter than this share a tile."""
+MAX_ROWS = 2**30
+"""The number of a tile, one step of the loop further, must fit 32 bits."""
 
-PROGRAMS_PER_SLOT = 16
-"""Programs for each that fits at a time: fewer divide the work too coarsely."""
-
-LONELY_COLS = 32768
-"""From here on a program takes 32 warps and most registers of an SM: it is alone."""
-
-INTERPRETED_SLOTS = 4
-"""The interpreter runs one program after another; a few of them show the loop."""
+TILE_BYTES = 4096  # rows shorter than this share a tile
+PROGRAMS_PER_SLOT = 16  # for each that fits at a time: fewer divide the work coarsely
+LONELY_COLS = 32768  # from here on a program fills an SM: 32 warps, most registers
+INTERPRETED_SLOTS = 4  # one program runs after the other there: a few show the loop
 
 
 @triton.jit
@@ -139,7 +134,8 @@ def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
     """The softmax of every row, whatever x's strides, by programs that loop over tiles.
 
     Args:
-        x: (M, N), float32, float16 or bfloat16, N at most MAX_COLS, any strides.
+        x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
+            MAX_COLS, any strides.
         layout: of the launch; None lets `plan` choose.
 
     Returns:
@@ -148,7 +144,7 @@ def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
     Raises:
         TypeError, ValueError: x is not such a matrix, or does not fit the layout.
     """
-    backend.validate(x, max_cols=MAX_COLS)
+    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty_like(x)
     if x.numel() == 0:
         return output
@@ -165,22 +161,3 @@ def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:
     args = (output, x, *output.stride(), *x.stride(), n_rows, n_cols)
     softmax_kernel[grid](*args, **layout.constants)
     return output
-
-
-def cases() -> list[occupancy.Case]:
-    """Launches of every kernel of the course so far, for `occupancy.table`."""
-    x = compile.pointer
-    arguments = {  # for a dtype, a number of columns and one of stages
-        program.add_kernel: lambda t, n, s: (x(t), x(t), x(t), 4096 * n, n),
-        program.softmax_kernel: lambda t, n, s: (x(t), x(t), n, n),
-        strided.softmax_kernel: lambda t, n, s: (x(t), x(t), n, 1, n, 1, n, n),
-        softmax_kernel: lambda t, n, s: (x(t), x(t), n, 1, n, 1, 4096, n, 1, n, s),
-    }
-    return [
-        (
-            f"{kernel.fn.__module__.removeprefix('kernels.')}.{kernel.fn.__name__}",
-            kernel,
-            lambda *case, args=args: (args(*case), {}),
-        )
-        for kernel, args in arguments.items()
-    ]

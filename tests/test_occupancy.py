@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import persistent
+from kernels import persistent, program, strided
 from kernels.lab import backend, compile, gpu, occupancy
 
 H200 = gpu.named("H200")
@@ -221,35 +221,26 @@ def loop_kernel(
     n_rows,
     n_cols,
     BLOCK_COLS: tl.constexpr,
-    STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):
     cols = tl.arange(0, BLOCK_COLS)
     start, step = tl.program_id(0), tl.num_programs(0)
-    for row in tl.range(start, n_rows, step, num_stages=STAGES):
+    for row in tl.range(start, n_rows, step, num_stages=NUM_STAGES):
         offsets = row.to(tl.int64) * n_cols + cols
         x = tl.load(input_ptr + offsets, mask=cols < n_cols, other=-float("inf"))
-        x = tl.exp(x.to(tl.float32) - tl.max(x, axis=0))
+        x = tl.exp(x - tl.max(x, axis=0))
         y = (x / tl.sum(x, axis=0)).to(output_ptr.dtype.element_ty)
         tl.store(output_ptr + offsets, y, mask=cols < n_cols)
 
 
-def build_row(dtype, block_cols, num_stages):
-    x = compile.pointer(dtype)
-    return (x, x, block_cols), {"BLOCK_COLS": block_cols}
-
-
-def build_loop(dtype, block_cols, num_stages):
-    x = compile.pointer(dtype)
-    constants = {"BLOCK_COLS": block_cols, "STAGES": num_stages}
-    return (x, x, 4096, block_cols), constants
-
-
-CASES = [("row", row_kernel, build_row), ("loop", loop_kernel, build_loop)]
+@triton.jit
+def odd_kernel(output_ptr, seed):
+    tl.store(output_ptr, seed)
 
 
 def compile_row(**options):
-    args, constants = build_row(torch.float32, 128, 1)
-    return compile.aot(row_kernel, *args, **constants, **options)
+    args = occupancy.arguments(row_kernel, torch.float32, 128, 1)
+    return compile.aot(row_kernel, *args, **options)
 
 
 def test_of_a_compiled_kernel():
@@ -322,19 +313,24 @@ def test_by_driver_refuses_another_gpus_code(fake):
 
 def test_table_has_a_row_per_configuration(fake):
     fake()
-    rows = occupancy.table(
-        CASES, dtypes=[torch.float32], block_cols=[128, 256], num_warps=[1, 4]
-    )
-    tried = itertools.product(("row", "loop"), (128, 256), (1, 4), (1, 2, 3, 4))
+    kernels = [row_kernel, loop_kernel]
+    rows = occupancy.table(kernels, block_cols=[128, 256], num_warps=[1, 4])
+    names = [f"test_occupancy.{kernel.fn.__name__}" for kernel in kernels]
+    tried = itertools.product(names, (128, 256), (1, 4), (1, 2, 3, 4))
     columns = ("kernel", "block_cols", "num_warps", "num_stages")
     assert [tuple(row[c] for c in columns) for row in rows] == list(tried)
     assert rows[0] == {
-        **{"kernel": "row", "dtype": "float32", "block_cols": 128, "num_warps": 1},
+        **{"kernel": names[0], "dtype": "float32", "block_cols": 128, "num_warps": 1},
         **{"num_stages": 1, "registers": compile_row(num_warps=1).registers},
         **{"shared_bytes": 0, "blocks_per_sm_driver": 5},
     }
-    pipelined = [r["shared_bytes"] for r in rows if r["kernel"] == "loop"][:4]
+    pipelined = [r["shared_bytes"] for r in rows if r["kernel"] == names[1]][:4]
     assert pipelined == [0, 512, 1024, 1536]  # 128 floats for each stage but one
+
+
+def test_an_unknown_parameter_is_named():
+    with pytest.raises(ValueError, match=r"end in _ptr .*got 'seed' in odd_kernel"):
+        occupancy.arguments(odd_kernel, torch.float32, 128, 1)
 
 
 @pytest.mark.skipif(backend.has_gpu(), reason="there is a GPU to ask")
@@ -345,7 +341,25 @@ def test_without_a_gpu():
         occupancy.table([])
 
 
-# ---- the driver ----------------------------------------------------------------------
+# ---- the driver, on every kernel of the course ---------------------------------------
+
+COURSE = (
+    program.add_kernel,
+    program.softmax_kernel,
+    strided.softmax_kernel,
+    persistent.softmax_kernel,
+)
+NAMES = tuple(
+    f"{kernel.fn.__module__.removeprefix('kernels.')}.{kernel.fn.__name__}"
+    for kernel in COURSE
+)
+
+
+def test_every_kernel_compiles_with_its_arguments():
+    args = [occupancy.arguments(kernel, torch.float32, 1024, 3) for kernel in COURSE]
+    made = compile.aot_all([(k, a, {}) for k, a in zip(COURSE, args, strict=True)])
+    assert all(k.count(r"ld\.global\.v4|cp\.async\.cg") for k in made)
+    assert made[-1].shared - made[2].shared == 2 * 4096  # two tiles on their way
 
 
 def disagreements(rows, on):
@@ -365,19 +379,17 @@ def disagreements(rows, on):
 
 def lacking(rows):
     """(kernel, num_warps, num_stages) of the course that no row is about."""
-    kernels = [name for name, *_ in persistent.cases()]
-    wanted = set(itertools.product(kernels, (1, 2, 4, 8, 16, 32), (1, 2, 3, 4)))
+    wanted = set(itertools.product(NAMES, (1, 2, 4, 8, 16, 32), (1, 2, 3, 4)))
     found = {(r["kernel"], int(r["num_warps"]), int(r["num_stages"])) for r in rows}
     return wanted - found
 
 
 def test_a_gap_in_the_table_is_found():
-    kernels = [name for name, *_ in persistent.cases()]
-    tried = itertools.product(kernels, (1, 2, 4, 8, 16, 32), ("1", "2", "3", "4"))
-    names = ("kernel", "num_warps", "num_stages")
-    rows = [dict(zip(names, one, strict=True)) for one in tried]
+    tried = itertools.product(NAMES, (1, 2, 4, 8, 16, 32), ("1", "2", "3", "4"))
+    columns = ("kernel", "num_warps", "num_stages")
+    rows = [dict(zip(columns, one, strict=True)) for one in tried]
     assert lacking(rows) == set()
-    assert lacking(rows[1:]) == {(kernels[0], 1, 1)}
+    assert lacking(rows[1:]) == {(NAMES[0], 1, 1)}
 
 
 def test_disagreements_are_found():
@@ -397,6 +409,6 @@ def test_equals_the_recorded_driver():
 
 @pytest.mark.gpu
 def test_equals_the_driver():
-    rows = occupancy.table(persistent.cases())
+    rows = occupancy.table(COURSE)
     assert lacking(rows) == set()
     assert disagreements(rows, gpu.current()) == []

@@ -16,9 +16,10 @@ and PyTorch have none.
 
 import ctypes
 import functools
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ from kernels.lab.gpu import Gpu
 
 SM_PARTITIONS = 4  # quarters of an SM, each with a quarter of its registers
 DEFAULT_SHARED_PER_BLOCK = 48 * 1024  # above this, a kernel must opt in
+ROWS = 4096  # of the tensors that `table` compiles for
 
 
 @dataclass(frozen=True)
@@ -207,11 +209,42 @@ def _ask(compiled: Compiled, here: Gpu) -> int:
         gpus.driver("cuModuleUnload", module)
 
 
-Case = tuple[str, Any, Callable[[torch.dtype, int, int], tuple[tuple, dict[str, Any]]]]
+def arguments(
+    kernel: Any, dtype: torch.dtype, block_cols: int, num_stages: int
+) -> tuple:
+    """The arguments of a launch on ROWS contiguous rows of block_cols values.
+
+    They follow from the parameters' names, which mean the same throughout the course.
+
+    Raises:
+        ValueError: the kernel has a parameter of another name.
+    """
+    values = {
+        "n_rows": ROWS,
+        "n_cols": block_cols,
+        "n_elements": ROWS * block_cols,
+        "input_row_stride": block_cols,
+        "output_row_stride": block_cols,
+        "input_col_stride": 1,
+        "output_col_stride": 1,
+        "BLOCK": block_cols,
+        "BLOCK_COLS": block_cols,
+        "ROWS_PER_TILE": 1,
+        "NUM_STAGES": num_stages,
+    }
+    result = []
+    for name in inspect.signature(kernel.fn).parameters:
+        if not name.endswith("_ptr") and name not in values:
+            raise ValueError(
+                f"kernel must have parameters that end in _ptr or are one of "
+                f"{sorted(values)}, got {name!r} in {kernel.fn.__name__}"
+            )
+        result.append(values.get(name, compile.pointer(dtype)))
+    return tuple(result)
 
 
 def table(
-    cases: Iterable[Case],
+    kernels: Iterable[Any],
     *,
     dtypes: Sequence[torch.dtype] = (torch.float32,),
     block_cols: Sequence[int] = (512, 2048, 4096),
@@ -221,37 +254,35 @@ def table(
     """Compiles kernels in many configurations, and asks the GPU's driver about each.
 
     Args:
-        cases: (name, kernel, build) for each kernel. `build(dtype, block_cols,
-            num_stages)` returns the arguments of a launch, without num_warps and
-            num_stages: a tuple of positional ones (with `compile.pointer(dtype)` for
-            tensors) and a dict of keywords.
+        kernels: Triton kernels, launched with `arguments`.
         dtypes, block_cols, num_warps, num_stages: every combination of these is tried.
             Rows too long for their warps' registers take seconds each to compile.
 
     Returns:
-        One row per configuration: kernel, dtype, block_cols, num_warps, num_stages,
-        registers (per thread), shared_bytes (per block), blocks_per_sm_driver.
+        One row per configuration: kernel (module and function), dtype, block_cols,
+        num_warps, num_stages, registers (per thread), shared_bytes (per block),
+        blocks_per_sm_driver.
 
     Raises:
         RuntimeError: there is no GPU to ask.
+        ValueError: a kernel's parameters are not those that `arguments` knows.
     """
     here = gpus.current()
     rows, launches = [], []
-    for name, kernel, build in cases:
-        for dtype, cols, warps, stages in itertools.product(
-            dtypes, block_cols, num_warps, num_stages
-        ):
-            args, options = build(dtype, cols, stages)
-            launch_options = {"num_warps": warps, "num_stages": stages}
-            launches.append((kernel, args, options | launch_options))
-            rows.append(
-                {
-                    "kernel": name,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "block_cols": cols,
-                    **launch_options,
-                }
-            )
+    for kernel, dtype, cols, warps, stages in itertools.product(
+        kernels, dtypes, block_cols, num_warps, num_stages
+    ):
+        options = {"num_warps": warps, "num_stages": stages}
+        launches.append((kernel, arguments(kernel, dtype, cols, stages), options))
+        module = kernel.fn.__module__.rpartition(".")[2]
+        rows.append(
+            {
+                "kernel": f"{module}.{kernel.fn.__name__}",
+                "dtype": str(dtype).removeprefix("torch."),
+                "block_cols": cols,
+                **options,
+            }
+        )
     for row, compiled in zip(rows, compile.aot_all(launches, gpu=here), strict=True):
         row["registers"] = compiled.registers
         row["shared_bytes"] = compiled.shared
