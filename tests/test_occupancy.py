@@ -205,42 +205,13 @@ def test_equals_nvidias_calculator(calculator):
 
 
 @triton.jit
-def row_kernel(output_ptr, input_ptr, n_cols, BLOCK_COLS: tl.constexpr):
-    cols = tl.arange(0, BLOCK_COLS)
-    offsets = tl.program_id(0).to(tl.int64) * n_cols + cols
-    x = tl.load(input_ptr + offsets, mask=cols < n_cols, other=-float("inf"))
-    x = tl.exp(x.to(tl.float32) - tl.max(x, axis=0))
-    y = (x / tl.sum(x, axis=0)).to(output_ptr.dtype.element_ty)
-    tl.store(output_ptr + offsets, y, mask=cols < n_cols)
-
-
-@triton.jit
-def loop_kernel(
-    output_ptr,
-    input_ptr,
-    n_rows,
-    n_cols,
-    BLOCK_COLS: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
-    cols = tl.arange(0, BLOCK_COLS)
-    start, step = tl.program_id(0), tl.num_programs(0)
-    for row in tl.range(start, n_rows, step, num_stages=NUM_STAGES):
-        offsets = row.to(tl.int64) * n_cols + cols
-        x = tl.load(input_ptr + offsets, mask=cols < n_cols, other=-float("inf"))
-        x = tl.exp(x - tl.max(x, axis=0))
-        y = (x / tl.sum(x, axis=0)).to(output_ptr.dtype.element_ty)
-        tl.store(output_ptr + offsets, y, mask=cols < n_cols)
-
-
-@triton.jit
 def odd_kernel(output_ptr, seed):
     tl.store(output_ptr, seed)
 
 
 def compile_row(**options):
-    args = occupancy.arguments(row_kernel, torch.float32, 128, 1)
-    return compile.aot(row_kernel, *args, **options)
+    args = occupancy.arguments(program.softmax_kernel, torch.float32, 128, 1)
+    return compile.aot(program.softmax_kernel, *args, **options)
 
 
 def test_of_a_compiled_kernel():
@@ -313,9 +284,9 @@ def test_by_driver_refuses_another_gpus_code(fake):
 
 def test_table_has_a_row_per_configuration(fake):
     fake()
-    kernels = [row_kernel, loop_kernel]
+    kernels = [program.softmax_kernel, persistent.softmax_kernel]
     rows = occupancy.table(kernels, block_cols=[128, 256], num_warps=[1, 4])
-    names = [f"test_occupancy.{kernel.fn.__name__}" for kernel in kernels]
+    names = ["program.softmax_kernel", "persistent.softmax_kernel"]
     tried = itertools.product(names, (128, 256), (1, 4), (1, 2, 3, 4))
     columns = ("kernel", "block_cols", "num_warps", "num_stages")
     assert [tuple(row[c] for c in columns) for row in rows] == list(tried)
