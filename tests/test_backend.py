@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +151,39 @@ def test_a_call_apart_may_fail_or_die_without_harm():
         backend.call_apart(fail)
     with pytest.raises(RuntimeError, match="world died"):
         backend.call_apart(os._exit, 3)
+
+
+def test_a_call_that_takes_too_long_ends_with_all_that_it_started():
+    def hang():
+        import subprocess as sub
+
+        child = sub.Popen(["sleep", "60"])
+        Path(note).write_text(f"{os.getpid()} {child.pid}")
+        child.wait()
+
+    helper = backend.Helper("interpreter")
+    with tempfile.TemporaryDirectory() as folder:
+        note = str(Path(folder, "pids"))
+        assert helper.call(abs, (-1,), limit_s=60) == 1
+        with pytest.raises(TimeoutError, match="no answer within 0.5 s"):
+            helper.call(hang, limit_s=0.5)
+        pids = [int(pid) for pid in Path(note).read_text().split()]
+    assert helper.process is None
+    for pid in pids:
+        wait_until_gone(pid)
+    assert helper.call(abs, (-2,), limit_s=60) == 2  # in a new process
+    helper.stop()
+
+
+def wait_until_gone(pid: int, patience_s: float = 5.0) -> None:
+    """A killed child of a killed process goes when init has taken notice of it."""
+    end = time.monotonic() + patience_s
+    while Path(f"/proc/{pid}/stat").exists():
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state == "Z":
+            return
+        assert time.monotonic() < end, f"process {pid} is still there"
+        time.sleep(0.02)
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ replaces parts of `triton.language` while it runs.
 """
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -20,12 +21,14 @@ import linecache
 import operator
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,7 +225,7 @@ def call_apart(function: Any, /, *args: Any, **kwargs: Any) -> Any:
         RuntimeError: the process died; the message ends with its last words.
     """
     world = "interpreter" if INTERPRETED else "compiler"
-    helper = _Helper(world, hide_gpu=False)
+    helper = Helper(world, hide_gpu=False)
     try:
         return helper.call(function, args, kwargs)
     finally:
@@ -274,8 +277,11 @@ def _dumps(message: Any) -> bytes:
     return buffer.getvalue()
 
 
-class _Helper:
-    """A process of a world, with no GPU in sight or all, that answers calls in turn."""
+class Helper:
+    """A process of a world, with no GPU in sight or all, that answers calls in turn.
+
+    It starts with the first call, and anew with the first after it died or was stopped.
+    """
 
     def __init__(self, world: str, *, hide_gpu: bool = True) -> None:
         self.world, self.hide_gpu = world, hide_gpu
@@ -299,24 +305,70 @@ class _Helper:
         atexit.register(self.stop)
 
     def stop(self) -> None:
+        """Ends the process and those that it started, if there are any."""
         if self.process is not None:
-            self.process.kill()
+            self._kill()
             self.process.wait()
             self.process.stdin.close()
             self.process.stdout.close()
             self.process = None
 
-    def call(self, function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-        message = _dumps((list(sys.path), _dumps((function, args, kwargs))))
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # it leads its session
+
+    @contextlib.contextmanager
+    def _limit(self, limit_s: float | None) -> Iterator[threading.Event]:
+        """Ends the process in limit_s seconds, and says so in the event."""
+        late = threading.Event()
+
+        def expire() -> None:
+            late.set()
+            self._kill()
+
+        alarm = threading.Timer(limit_s, expire) if limit_s else None
+        if alarm:
+            alarm.daemon = True
+            alarm.start()
+        try:
+            yield late
+        finally:
+            if alarm:
+                alarm.cancel()
+                alarm.join()  # it may be about to end the process
+            if late.is_set():
+                self.stop()
+
+    def call(
+        self,
+        function: Any,
+        args: tuple = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        limit_s: float | None = None,
+    ) -> Any:
+        """Runs `function(*args, **kwargs)` there; see `call_in`.
+
+        Args:
+            limit_s: how long it may take, start-up included; None means any time.
+
+        Raises:
+            TimeoutError: it took longer, and the process was ended.
+            RuntimeError: the process died; the message ends with its last words.
+        """
+        message = _dumps((list(sys.path), _dumps((function, args, kwargs or {}))))
         with self.lock:
             if self.process is None:
                 self.start()
             try:
-                self.process.stdin.write(message)
-                self.process.stdin.flush()
-                succeeded, result = pickle.load(self.process.stdout)
+                with self._limit(limit_s) as late:
+                    self.process.stdin.write(message)
+                    self.process.stdin.flush()
+                    succeeded, result = pickle.load(self.process.stdout)
             except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
                 self.stop()
+                if late.is_set():
+                    raise TimeoutError(f"no answer within {limit_s:g} s") from error
                 self.errors.seek(0)
                 words = self.errors.read().decode(errors="replace").strip()
                 raise RuntimeError(
@@ -332,8 +384,8 @@ class _Helper:
 
 
 @functools.cache
-def _helper(world: str) -> _Helper:
-    return _Helper(world)
+def _helper(world: str) -> Helper:
+    return Helper(world)
 
 
 def _serve() -> None:
