@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import math
 import statistics
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -140,10 +141,81 @@ def test_a_time_asks_for_warm_up_repetitions_and_quantiles(world, monkeypatch):
     assert not asked
 
 
+def test_the_gpu_is_held_until_the_host_is_ahead(world, monkeypatch):
+    world(has_gpu=True)
+    device = FakeGpu()
+    clock = [0.0]  # of the host, s: a call takes it 30 µs
+
+    def kernel(x):
+        clock[0] += 30e-6
+        device.do("call", 0.007)
+
+    monkeypatch.setattr(triton.runtime, "driver", device)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    spins = []
+
+    def spin(cycles):
+        spins.append(cycles)
+        device.do("hold", 0.120)
+
+    monkeypatch.setattr(torch.cuda, "_sleep", spin)
+    times = bench.device_us(kernel, "x")
+    assert times == pytest.approx((7, 7, 7))  # of the call alone
+    once = ["flush", "hold", "event", "call", "event"]
+    assert device.log == ["call"] * 11 + once * bench.DEVICE_CALLS
+    assert spins == pytest.approx([4 * 30 * 2000] * bench.DEVICE_CALLS, abs=1)
+
+    def slow(x):
+        clock[0] += 1.0
+
+    bench.device_us(slow, "x")
+    assert spins[-1] == 4000 * 2000  # no longer than that
+
+
+def test_the_hosts_time_is_of_calls_in_a_row(world, monkeypatch):
+    world(has_gpu=True)
+    device = FakeGpu()
+    clock, calls = [0.0], []
+
+    def function(x):
+        calls.append(x)
+        batch = len(calls) // bench.HOST_CALLS
+        clock[0] += (1 + batch % 5) * 1e-6
+
+    monkeypatch.setattr(triton.runtime, "driver", device)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
+    p20, p50, p80 = bench.host_us(function, "x")
+    assert (p20, p50, p80) == pytest.approx((2, 3, 4), abs=0.25)
+    assert len(calls) == (1 + bench.HOST_BATCHES) * bench.HOST_CALLS
+    assert device.log == []  # no flush, no event
+
+
+@pytest.mark.gpu
+def test_where_the_host_is_early_both_clocks_agree():
+    x = torch.randn(8192, 8192, device="cuda")
+    alone = bench.device_us(torch.clone, x)[1]
+    assert alone == pytest.approx(bench.time_us(torch.clone, x)[1], rel=0.05)
+
+
+@pytest.mark.gpu
+def test_a_slow_host_counts_for_the_host_only():
+    def late(x):
+        end = time.perf_counter() + 300e-6
+        while time.perf_counter() < end:
+            pass
+        return x.clone()
+
+    x = torch.randn(64, 64, device="cuda")
+    assert bench.host_us(late, x)[1] > 300 > 100 > bench.host_us(torch.clone, x)[1]
+    assert bench.time_us(late, x)[1] > 150  # what is left of it after the flush
+    assert bench.device_us(late, x)[1] < 20
+
+
 def test_nothing_is_timed_in_the_interpreter(world):
     world(has_gpu=False)
-    with pytest.raises(RuntimeError, match="interpreter"):
-        bench.time_us(torch.clone, torch.ones(2, 2))
+    for timer in (bench.time_us, bench.device_us, bench.host_us):
+        with pytest.raises(RuntimeError, match="interpreter"):
+            timer(torch.clone, torch.ones(2, 2))
     with pytest.raises(RuntimeError, match="interpreter"):
         bench.measure(torch.clone, torch.ones(2, 2), "copy")
 
@@ -343,6 +415,108 @@ def test_a_file_with_other_columns_is_refused(world, record):
     (record / "mine.csv").write_text("provider,p50_us\ncopy,1.0\n")
     with pytest.raises(ValueError, match="must have the columns"):
         bench.sweep("mine", PROVIDERS, SHAPES)
+
+
+# ---- guests --------------------------------------------------------------------------
+
+
+class FakeGuest(bench.Guest):
+    """There or not; takes 3 µs per value, of the matrix that is made for it."""
+
+    def __init__(self, there=True):
+        self.there = there
+
+    def available(self):
+        return self.there
+
+    def times(self, x, remake, timer, prove):
+        again = remake()
+        assert again.equal(x) and again is not x
+        return timer(lambda x: x, again)[0], 3.0 * x.numel(), 9.0 * x.numel()
+
+
+def test_a_guest_is_measured_where_it_is(world, record, timer):
+    world(has_gpu=True, recording=True)
+    providers = {"guest": FakeGuest(), **PROVIDERS}
+    results = bench.sweep("mine", providers, SHAPES, timer=timer)
+    assert [one.provider for one in results] == ["copy", "guest", "torch"] * 2
+    assert results.one(provider="guest", n_rows=64).p50_us == 3 * 8192
+    assert "recorded" not in results.source
+    world(has_gpu=False)
+    assert list(bench.sweep("mine", providers, SHAPES)) == list(results)
+
+
+def test_a_guest_that_is_not_there_keeps_its_recorded_rows(
+    world, record, timer, capsys
+):
+    world(has_gpu=True, recording=True)
+    bench.sweep("mine", {"guest": FakeGuest()}, SHAPES[:1], timer=timer)
+    before = [line for line in lines(record / "mine.csv") if "guest" in line]
+    providers = {"guest": FakeGuest(there=False), **PROVIDERS}
+    results = bench.sweep("mine", providers, SHAPES, timer=timer)
+    assert [one.provider for one in results] == [
+        *("copy", "guest", "torch"),
+        *("copy", "torch"),
+    ]
+    said = "guest is left out at 1 of 2 shapes: not here, no record\n"
+    assert capsys.readouterr().out == said
+    day = results.one(provider="guest").recorded_at
+    assert results.source.endswith(f"measured here · guest recorded {day}")
+    assert [line for line in lines(record / "mine.csv") if "guest" in line] == before
+    world(has_gpu=False)
+    assert list(bench.sweep("mine", providers, SHAPES)) == list(results)
+    assert capsys.readouterr().out == said
+
+
+def test_a_guest_is_left_out_where_nothing_is_recorded(world, record, timer, capsys):
+    world(has_gpu=True)
+    providers = {"guest": FakeGuest(there=False), **PROVIDERS}
+    results = bench.sweep("mine", providers, SHAPES, timer=timer)
+    assert [one.provider for one in results] == ["copy", "torch"] * 2
+    assert "guest is left out at 2 of 2 shapes" in capsys.readouterr().out
+    assert results.source.endswith("measured here")
+
+
+def test_a_wrong_provider_is_not_timed(world, record, timer, capsys):
+    def prove(x, y):
+        if not torch.equal(y, torch.softmax(x, dim=-1)):
+            raise ValueError("wrong at row 0")
+
+    world(has_gpu=True)
+    providers = {"wrong": lambda x: 2 * x, **PROVIDERS}
+    results = bench.sweep("mine", providers, SHAPES[:1], timer=timer, prove=prove)
+    assert [one.provider for one in results] == ["copy", "torch"]
+    said = "wrong is absent at float32 64 × 128: ValueError: wrong at row 0\n"
+    assert capsys.readouterr().out == said
+    assert len(timer.timed) == 2
+
+
+def test_a_sweep_may_make_its_own_input(world, record, timer):
+    def sliced(dtype, n_rows, n_cols):
+        return torch.ones(n_rows, n_cols + 1, dtype=dtype)[:, :n_cols]
+
+    world(has_gpu=True)
+    seen = []
+    providers = {"mine": lambda x: seen.append(x.stride())}
+    bench.sweep("mine", providers, SHAPES, timer=timer, make=sliced)
+    assert seen == [(129, 1), (1001, 1)]
+
+
+def test_all_that_is_recorded_is_read_in_both_worlds(world, record, timer, capsys):
+    def picky(x):
+        raise NotImplementedError
+
+    world(has_gpu=True, recording=True)
+    sweep = bench.sweep("mine", {"picky": picky, **PROVIDERS}, SHAPES, timer=timer)
+    capsys.readouterr()
+    for has_gpu in (True, False):
+        world(has_gpu=has_gpu)
+        read = bench.recorded("mine")
+        assert sorted(read, key=str) == sorted(sweep, key=str)
+        assert "· recorded " in read.source
+        with pytest.raises(ValueError, match=r"no nvidia-test-100/other\.csv"):
+            bench.recorded("other")
+    assert capsys.readouterr().out == ""
 
 
 # ---- results -------------------------------------------------------------------------

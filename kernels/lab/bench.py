@@ -11,9 +11,16 @@ What is compared: `Measurement.effective_gbps` is the traffic of an ideal kernel
 reads and writes every value once, over the median time. Beside every figure stands the
 same of `copy`, which is `x.clone()`: it has nothing to do but to read and write.
 
+`device_us` and `host_us` take a call apart. A call costs the host some time as well, to
+check, to allocate and to launch, and where the GPU needs less than that, it waits: the
+clock of `time_us` then counts waiting. `device_us` keeps the GPU busy until the host is
+ahead, so that it counts the GPU's work alone, and `host_us` counts the host's.
+
 Weighed: `torch.utils.benchmark` (adapts its repetitions well, but flushes no cache, and
 its percentiles are over blocks of calls), `nvbench` (the most careful, but for C++),
-`time.perf_counter` (measures the launch as well; chapter 2 shows by how much it lies).
+`time.perf_counter` (measures the launch as well; chapter 2 shows by how much it lies),
+replays of a CUDA graph (they need no host either, but not every peer can be captured,
+a capture may change what is launched, and a replay adds a launch of its own).
 """
 
 import csv
@@ -23,9 +30,13 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -39,10 +50,16 @@ from kernels.lab import backend, plot
 RECORDED = backend.ROOT / "notebooks" / "recorded"
 WARMUP_MS, REPEAT_MS = 20, 60  # of each; do_bench turns them into numbers of calls
 QUANTILES = (0.2, 0.5, 0.8)
+DEVICE_CALLS = 100  # timed by device_us, after a tenth as many
+HOST_BATCHES, HOST_CALLS = 50, 20  # in a batch: the GPU's queue must hold its launches
+HOLD, LONGEST_HOLD_US = 4, 4000  # the GPU is held for 4 times the host's time of a call
+SPINS_PER_US = 2000  # clock cycles: 1 µs on a GPU of 2 GHz, more on a slower one
 MEASURES = {"effective_gbps": 0, "share_of_copy": 2, "p50_us": 1}  # decimals shown
 PROVENANCE = ("gpu", "driver", "torch", "triton", "recorded_at", "commit")
 
 Times = tuple[float, float, float]
+Make = Callable[[torch.dtype, int, int], torch.Tensor]
+Prove = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class Unavailable(RuntimeError):
@@ -86,6 +103,24 @@ class Measurement:
     def effective_gbps(self) -> float:
         """Those bytes over the median time, GB/s (1e9 bytes per second)."""
         return self.bytes / self.p50_us / 1e3
+
+
+class Guest(ABC):
+    """A provider that a machine may lack: measured where it is, else read if recorded.
+
+    How and where it is measured is its own affair; `kernels.lab.peers` has those of the
+    course.
+    """
+
+    @abstractmethod
+    def available(self) -> bool:
+        """Whether it can be measured here."""
+
+    @abstractmethod
+    def times(
+        self, x: torch.Tensor, remake: Callable, timer: Callable, prove: Prove | None
+    ) -> Times:
+        """As `timed` on x, or on `remake()`, which makes the same in any process."""
 
 
 COLUMNS = tuple(field.name for field in fields(Measurement))
@@ -224,6 +259,92 @@ def time_us(function: Callable, *args: Any) -> Times:
     return p20, p50, p80
 
 
+def device_us(function: Callable, *args: Any) -> Times:
+    """The same of the GPU's work for `function(*args)`, however slow the host is, µs.
+
+    The GPU overwrites its L2 cache, as in `time_us`, and then spins for `HOLD` times as
+    long as the host needs for a call. By the end of that the call and both events are
+    in its queue, so that nothing but the call's own kernels is between the events.
+
+    Raises:
+        RuntimeError: there is no GPU to time on.
+    """
+    require_gpu()
+    driver = triton.runtime.driver.active
+    device, cache = (
+        driver.get_device_interface(),
+        driver.get_empty_cache_for_benchmark(),
+    )
+    function(*args)  # compiles
+    hold_us = min(HOLD * _batch_us(function, args, DEVICE_CALLS // 10), LONGEST_HOLD_US)
+    device.synchronize()
+    pairs = []
+    for _ in range(DEVICE_CALLS):
+        start, end = (device.Event(enable_timing=True) for _ in range(2))
+        driver.clear_cache(cache)
+        torch.cuda._sleep(int(hold_us * SPINS_PER_US))
+        start.record()
+        function(*args)
+        end.record()
+        pairs.append((start, end))
+    device.synchronize()
+    return _percentiles([1e3 * start.elapsed_time(end) for start, end in pairs])
+
+
+def host_us(function: Callable, *args: Any) -> Times:
+    """The same of the host's time until `function(*args)` returns, µs.
+
+    Calls follow each other in batches, and nobody waits for the GPU within a batch:
+    its work must be short, or a full queue makes the host wait after all.
+
+    Raises:
+        RuntimeError: there is no GPU to launch on.
+    """
+    require_gpu()
+    device = triton.runtime.driver.active.get_device_interface()
+    _batch_us(function, args, HOST_CALLS)
+    times = []
+    for _ in range(HOST_BATCHES):
+        device.synchronize()
+        times.append(_batch_us(function, args, HOST_CALLS))
+    device.synchronize()
+    return _percentiles(times)
+
+
+def _batch_us(function: Callable, args: tuple, calls: int) -> float:
+    """The host's time for one of so many calls in a row, µs."""
+    begin = time.perf_counter()
+    for _ in range(calls):
+        function(*args)
+    return 1e6 * (time.perf_counter() - begin) / calls
+
+
+def _percentiles(times: Sequence[float]) -> Times:
+    cuts = statistics.quantiles(times, n=10, method="inclusive")
+    return tuple(round(cuts[round(10 * part) - 1], 3) for part in QUANTILES)
+
+
+def timed(
+    function: Callable[[torch.Tensor], Any],
+    x: torch.Tensor,
+    timer: Callable[..., Times] = time_us,
+    prove: Prove | None = None,
+) -> Times:
+    """The times of one provider, after one call that compiles what it compiles.
+
+    Args:
+        function: takes x.
+        x: its input.
+        timer: what takes the times.
+        prove: called with x and the first result; raises if it is wrong.
+    """
+    result = function(x)
+    if prove:
+        prove(x, result)
+    del result
+    return timer(function, x)
+
+
 def measure(
     function: Callable[[torch.Tensor], Any],
     x: torch.Tensor,
@@ -231,7 +352,7 @@ def measure(
     *,
     timer: Callable[..., Times] = time_us,
 ) -> Measurement:
-    """One provider timed on one matrix, after one call that compiles what it compiles.
+    """One provider `timed` on one matrix, with where and when.
 
     Args:
         function: takes x.
@@ -249,8 +370,7 @@ def measure(
     if x.ndim != 2 or x.numel() == 0:
         raise ValueError(f"x must be a matrix with values, got shape {tuple(x.shape)}")
     require_gpu()
-    function(x)
-    times = timer(function, x)
+    times = timed(function, x, timer)
     return Measurement(
         provider, _dtype_name(x.dtype), *x.shape, *times, **_provenance()
     )
@@ -258,11 +378,13 @@ def measure(
 
 def sweep(
     stem: str,
-    providers: Mapping[str, Callable[[torch.Tensor], Any]],
+    providers: Mapping[str, Callable[[torch.Tensor], Any] | Guest],
     shapes: Iterable[tuple[int, int]],
     dtypes: Iterable[torch.dtype] = (torch.float32,),
     *,
     timer: Callable[..., Times] = time_us,
+    make: Make | None = None,
+    prove: Prove | None = None,
 ) -> Results:
     """Every provider, and the copy, at every shape in every dtype.
 
@@ -272,14 +394,19 @@ def sweep(
     is read: of the GPU that COURSE_RECORDED_GPU names, such as "nvidia-h200".
 
     A provider that raises at a shape is absent there, and a shape that does not fit the
-    GPU's memory is left out; a printed line says so.
+    GPU's memory is left out; a printed line says so. A `Guest` that a machine lacks has
+    its recorded rows, which stay as they are, and is left out where there are none.
 
     Args:
         stem: of the file, the chapter's own.
-        providers: name → function of x; "copy" is added.
+        providers: name → function of x, or guest; "copy" is added.
         shapes: (n_rows, n_cols) of each matrix.
         dtypes: of the matrices.
         timer: what takes the times.
+        make: makes the matrix of a dtype, n_rows and n_cols, the same each time; None
+            is the one said above. It must be the same for all rows of a file.
+        prove: called with x and a provider's result before it is timed; raises if that
+            is wrong, and the provider is absent there.
 
     Raises:
         ValueError: a provider is called "copy", or rows that were asked for are not in
@@ -287,26 +414,48 @@ def sweep(
     """
     if "copy" in providers:
         raise ValueError("providers must not name 'copy': it is always measured")
-    names = ["copy", *providers]
     shapes = [(int(n_rows), int(n_cols)) for n_rows, n_cols in shapes]
     cases = [(dtype, *shape) for dtype in dtypes for shape in shapes]
     measured = _can_measure()
     path = _path(_slug(_gpu()["gpu"]) if measured else _recorded_gpu(), stem)
+    guests = {name for name, one in providers.items() if isinstance(one, Guest)}
+    here, rows = dict(providers), {}
     if measured:
-        rows = [row for case in cases for row in _measure_case(providers, *case, timer)]
+        here = {
+            name: one
+            for name, one in providers.items()
+            if name not in guests or one.available()
+        }
+        how = make or _random, timer, prove
+        rows = {
+            _key(row): row for case in cases for row in _measure_case(here, case, *how)
+        }
         if _recording():
-            kept = _read(path) if path.exists() else {}
-            kept |= {_key(row): row for row in rows}
+            kept = (_read(path) if path.exists() else {}) | rows
             _write(path, COLUMNS, [astuple(kept[key]) for key in sorted(kept)])
-    else:
-        keys = [
-            (name, _dtype_name(dtype), *shape)
-            for dtype, *shape in cases
-            for name in names
-        ]
-        rows = _find(path, keys)
-    present = [row for row in rows if not math.isnan(row.p50_us)]
-    return Results(present, _label([vars(row) for row in rows], measured))
+    keys = [
+        (name, _dtype_name(dtype), *shape)
+        for dtype, *shape in cases
+        for name in ("copy", *providers)
+    ]
+    absent = set(providers) - set(here) if measured else guests
+    rows |= _find(path, [key for key in keys if key not in rows], absent)
+    found = [rows[key] for key in keys if key in rows]
+    present = [row for row in found if not math.isnan(row.p50_us)]
+    return Results(present, _source(found, here if measured else None))
+
+
+def recorded(stem: str) -> Results:
+    """All that is recorded under a stem, on a machine with a GPU as on one without.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    path = _path(_recorded_gpu(), stem)
+    if not path.exists():
+        raise ValueError(f"{_absence(path)}; `make record` on a GPU writes it")
+    rows = [row for row in _read(path).values() if not math.isnan(row.p50_us)]
+    return Results(rows, _label([vars(row) for row in rows], measured=False))
 
 
 def observe(name: str, function: Callable[[], Iterable[Mapping[str, Any]]]) -> Observed:
@@ -379,32 +528,38 @@ def _kernels_of(trace: Mapping[str, Any]) -> list[str]:
 
 
 def _measure_case(
-    providers: Mapping[str, Callable],
-    dtype: torch.dtype,
-    n_rows: int,
-    n_cols: int,
+    providers: Mapping[str, Callable | Guest],
+    case: tuple[torch.dtype, int, int],
+    make: Make,
     timer: Callable[..., Times],
+    prove: Prove | None,
 ) -> Iterator[Measurement]:
     """The copy and all providers at one shape; one that is absent has NaN for times."""
-    case = _dtype_name(dtype), n_rows, n_cols
-    absent = {"p20_us": math.nan, "p50_us": math.nan, "p80_us": math.nan}
+    name_of_case = _dtype_name(case[0]), *case[1:]
+    absent = math.nan, math.nan, math.nan
     try:
-        x = _random(dtype, n_rows, n_cols)
-        yield measure(torch.clone, x, "copy", timer=timer)
+        x = make(*case)
+        copy = timed(torch.clone, x, timer)
     except torch.OutOfMemoryError:
-        print(_left_out(*case))
+        print(_left_out(*name_of_case))
         for name in ("copy", *providers):
-            yield Measurement(name, *case, **absent, **_provenance())
+            yield Measurement(name, *name_of_case, *absent, **_provenance())
         return
-    for name, function in providers.items():
+    yield Measurement("copy", *name_of_case, *copy, **_provenance())
+    for name, provider in providers.items():
         try:
-            yield measure(function, x, name, timer=timer)
+            if isinstance(provider, Guest):
+                remake = functools.partial(make, *case)
+                times = provider.times(x, remake, timer, prove)
+            else:
+                times = timed(provider, x, timer, prove)
         except Exception as error:
             if x.is_cuda:
                 torch.cuda.synchronize()  # raises if the GPU's context is lost
             reason = (str(error).splitlines() or [""])[0]
-            print(f"{_refused(name, *case)}: {type(error).__name__}: {reason}")
-            yield Measurement(name, *case, **absent, **_provenance())
+            print(f"{_refused(name, *name_of_case)}: {type(error).__name__}: {reason}")
+            times = absent
+        yield Measurement(name, *name_of_case, *times, **_provenance())
 
 
 def _random(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
@@ -486,6 +641,17 @@ def _label(rows: Sequence[Mapping[str, Any]], measured: bool) -> str:
     return " · ".join(parts)
 
 
+def _source(rows: Sequence[Measurement], here: Collection[str] | None) -> str:
+    """The label of a sweep that measured those, or None; others' rows were recorded."""
+    if here is None:
+        return _label([vars(row) for row in rows], measured=False)
+    others = [row for row in rows if row.provider not in ("copy", *here)]
+    label = _label([vars(row) for row in rows if row not in others], measured=True)
+    names = ", ".join(dict.fromkeys(row.provider for row in others))
+    days = sorted({row.recorded_at for row in others})
+    return f"{label} · {names} recorded {days[0]}" if others else label
+
+
 # ---- the record ----------------------------------------------------------------------
 
 
@@ -519,12 +685,17 @@ def _key(row: Measurement) -> Key:
     return row.provider, row.dtype, row.n_rows, row.n_cols
 
 
-def _find(path: Path, keys: Sequence[Key]) -> list[Measurement]:
-    """The recorded rows of these keys; says which of them are absent."""
-    if not path.exists():
+def _find(
+    path: Path, keys: Sequence[Key], guests: Collection[str] = ()
+) -> dict[Key, Measurement]:
+    """The recorded rows of these keys; says which are absent, and which guests'."""
+    if not keys:
+        return {}
+    if not path.exists() and any(key[0] not in guests for key in keys):
         raise ValueError(f"{_absence(path)}; `make record` on a GPU writes it")
-    kept = _read(path)
-    missing = [f"{p} {d} {m} × {n}" for p, d, m, n in keys if (p, d, m, n) not in kept]
+    kept = _read(path) if path.exists() else {}
+    lacking = [key for key in keys if key not in kept]
+    missing = [f"{p} {d} {m} × {n}" for p, d, m, n in lacking if p not in guests]
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise ValueError(
@@ -532,14 +703,16 @@ def _find(path: Path, keys: Sequence[Key]) -> list[Measurement]:
             f"rows asked for: {', '.join(missing[:8])}{more}; `make record` on a GPU "
             "adds them"
         )
-    rows = [kept[key] for key in keys]
-    for row in rows:
-        _, *case = _key(row)
+    for guest, lacks in Counter(key[0] for key in lacking).items():
+        asked = sum(key[0] == guest for key in keys)
+        print(f"{guest} is left out at {lacks} of {asked} shapes: not here, no record")
+    rows = {key: kept[key] for key in keys if key in kept}
+    for (provider, *case), row in rows.items():
         if math.isnan(row.p50_us):
-            if row.provider == "copy":
+            if provider == "copy":
                 print(_left_out(*case))
             elif not math.isnan(kept["copy", *case].p50_us):
-                print(_refused(*_key(row)))
+                print(_refused(provider, *case))
     return rows
 
 
