@@ -377,14 +377,14 @@ def test_a_provider_that_refuses_a_shape_is_absent_and_said_to_be(
 def test_a_shape_that_does_not_fit_is_left_out_and_said_to_be(
     world, record, timer, capsys, monkeypatch
 ):
-    make = bench._random
+    make = bench.random
 
     def small_memory(dtype, n_rows, n_cols):
         if n_cols > 500:
             raise torch.OutOfMemoryError
         return make(dtype, n_rows, n_cols)
 
-    monkeypatch.setattr(bench, "_random", small_memory)
+    monkeypatch.setattr(bench, "random", small_memory)
     world(has_gpu=True, recording=True)
     results = bench.sweep("mine", PROVIDERS, SHAPES, timer=timer)
     said = "float32 8 × 1000 is left out: it does not fit the GPU's memory\n"
@@ -397,7 +397,7 @@ def test_a_shape_that_does_not_fit_is_left_out_and_said_to_be(
 
 def test_the_same_input_every_time(world):
     world(has_gpu=True)
-    first, again = (bench._random(torch.float16, 4, 8) for _ in range(2))
+    first, again = (bench.random(torch.float16, 4, 8) for _ in range(2))
     assert first.equal(again)
     assert first.dtype is torch.float16
 
@@ -502,13 +502,18 @@ def test_a_sweep_may_make_its_own_input(world, record, timer):
     assert seen == [(129, 1), (1001, 1)]
 
 
-def test_all_that_is_recorded_is_read_in_both_worlds(world, record, timer, capsys):
+def test_all_that_is_recorded_is_read_in_both_worlds(
+    world, record, timer, capsys, monkeypatch
+):
     def picky(x):
         raise NotImplementedError
 
     world(has_gpu=True, recording=True)
     sweep = bench.sweep("mine", {"picky": picky, **PROVIDERS}, SHAPES, timer=timer)
     capsys.readouterr()
+    monkeypatch.setenv("COURSE_RECORDED_GPU", "another-gpu")
+    assert "Test 100" in bench.recorded("mine").source  # its own
+    monkeypatch.setenv("COURSE_RECORDED_GPU", "nvidia-test-100")
     for has_gpu in (True, False):
         world(has_gpu=has_gpu)
         read = bench.recorded("mine")
@@ -576,8 +581,10 @@ def test_the_source_names_all_days_and_versions(results):
 def test_the_commit_is_told_or_asked_of_git_or_unknown(world, monkeypatch, tmp_path):
     world(has_gpu=True)
     assert bench._provenance()["commit"] == "abc1234"
+    assert bench.commit() == "abc1234"
+    monkeypatch.delenv("COURSE_COMMIT")
     monkeypatch.setattr(bench.backend, "ROOT", tmp_path)
-    assert bench._head() == "unknown"
+    assert bench.commit() == "unknown"
 
 
 # ---- observations --------------------------------------------------------------------

@@ -426,7 +426,7 @@ def sweep(
             for name, one in providers.items()
             if name not in guests or one.available()
         }
-        how = make or _random, timer, prove
+        how = make or random, timer, prove
         rows = {
             _key(row): row for case in cases for row in _measure_case(here, case, *how)
         }
@@ -448,10 +448,14 @@ def sweep(
 def recorded(stem: str) -> Results:
     """All that is recorded under a stem, on a machine with a GPU as on one without.
 
+    On a GPU that has a record of its own it is that one.
+
     Raises:
         ValueError: there is no such file.
     """
     path = _path(_recorded_gpu(), stem)
+    if _can_measure() and (own := _path(_slug(_gpu()["gpu"]), stem)).exists():
+        path = own
     if not path.exists():
         raise ValueError(f"{_absence(path)}; `make record` on a GPU writes it")
     rows = [row for row in _read(path).values() if not math.isnan(row.p50_us)]
@@ -562,7 +566,8 @@ def _measure_case(
         yield Measurement(name, *name_of_case, *times, **_provenance())
 
 
-def _random(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
+def random(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
+    """A matrix of normal values, the same each time, where kernels run."""
     generator = torch.Generator(backend.DEVICE).manual_seed(0)
     return torch.randn(
         n_rows, n_cols, dtype=dtype, device=backend.DEVICE, generator=generator
@@ -616,11 +621,14 @@ def _provenance() -> dict[str, str]:
         "torch": str(torch.__version__),
         "triton": triton.__version__,
         "recorded_at": today,
-        "commit": os.environ.get("COURSE_COMMIT") or _head(),
+        "commit": commit(),
     }
 
 
-def _head() -> str:
+def commit() -> str:
+    """The course's commit: of COURSE_COMMIT in the environment, or of git."""
+    if told := os.environ.get("COURSE_COMMIT"):
+        return told
     command = ["git", "-C", str(backend.ROOT), "rev-parse", "--short", "HEAD"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -1,0 +1,111 @@
+"""Measures the benchmark of the course: every region, every peer, beside the copy.
+
+    python benchmarks/fastest.py [--minutes 9] [--again] [region ...]
+
+On a GPU, writes notebooks/recorded/<gpu>/fastest.csv, fastest_strided.csv and
+fastest_host.csv, one case after the other, all providers of a case in one go. When the
+minutes are over it stops, and says how many cases are left; the next run goes on with
+those. Regions are `kernels.lab.regions`', and `host`; all of them if none is named.
+
+Peers that are not requirements of the course are measured if they are found: see
+`kernels.lab.peers`, and COURSE_PEERS there.
+"""
+
+import argparse
+import importlib
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+import triton
+
+from kernels import program
+from kernels.lab import bench, peers, regions
+
+COURSE = (
+    *("program", "meta", "persistent", "tiled", "online", "cooperative"),
+    "fastest",
+)
+
+
+def providers() -> dict[str, Callable | bench.Guest]:
+    """The course's chapters, and those peers that are found here."""
+    chapters = {stem: importlib.import_module(f"kernels.{stem}") for stem in COURSE}
+    others = peers.providers()
+    for name, peer in list(others.items()):
+        if isinstance(peer, bench.Guest) and not peer.available():
+            print(f"{name} is not measured: it is not found here")
+            del others[name]
+    return {name: chapter.softmax for name, chapter in chapters.items()} | others
+
+
+def bare(x: torch.Tensor) -> torch.Tensor:
+    """An output and a launch, and no question asked: what the host must do at least."""
+    y = torch.empty_like(x)
+    block = triton.next_power_of_2(x.shape[1])
+    program.softmax_kernel[(x.shape[0],)](y, x, x.shape[1], block)
+    return y
+
+
+def left(stem: str, cases: Iterable[regions.Case]) -> list[regions.Case]:
+    """The cases that this commit has not measured yet on this GPU."""
+    try:
+        done = {
+            (one.dtype, one.n_rows, one.n_cols)
+            for one in bench.recorded(stem).select(provider="copy")
+            if one.commit == bench.commit() and one.gpu == torch.cuda.get_device_name()
+        }
+    except ValueError:  # nothing is recorded yet
+        done = set()
+    return [case for case in dict.fromkeys(cases) if regions.named(case) not in done]
+
+
+def plan(wanted: Iterable[str], again: bool) -> dict[str, list[regions.Case]]:
+    """The cases to measure for each file."""
+    cases: dict[str, list[regions.Case]] = {}
+    for region in regions.REGIONS:
+        if region.name in wanted:
+            cases.setdefault(region.stem, []).extend(region.cases)
+    if "host" in wanted:
+        cases["fastest_host"] = list(regions.HOST)
+    return {
+        stem: list(dict.fromkeys(some)) if again else left(stem, some)
+        for stem, some in cases.items()
+    }
+
+
+def main() -> None:
+    """Reads the command line, and measures."""
+    names = [*(region.name for region in regions.REGIONS), "host"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("regions", nargs="*", metavar="region", help=", ".join(names))
+    parser.add_argument("--minutes", type=float, default=1e3, help="stop after these")
+    parser.add_argument("--again", action="store_true", help="measure all anew")
+    asked = parser.parse_args()
+    if unknown := set(asked.regions) - set(names):
+        parser.error(f"region must be one of {names}, got {sorted(unknown)}")
+    bench.require_gpu()
+    end = time.monotonic() + 60 * asked.minutes
+    os.environ["COURSE_RECORD"] = "1"
+    todo, everyone = plan(asked.regions or names, asked.again), providers()
+    versions = {one.name: one.version() for one in peers.GUESTS if one.name in everyone}
+    rows = [{"peer": name, "version": text} for name, text in versions.items()]
+    if rows:
+        bench.observe("fastest_peers", lambda: rows)
+    who = dict.fromkeys(todo, everyone) | {"fastest_host": {"bare": bare, **everyone}}
+    make = {"fastest_strided": regions.sliced}
+    for stem, cases in todo.items():
+        peers.warm(who[stem], cases, make=make.get(stem))
+    remaining = [(stem, case) for stem, cases in todo.items() for case in cases]
+    print(f"{len(remaining)} cases, {end - time.monotonic():.0f} s left", flush=True)
+    while remaining and time.monotonic() < end:
+        stem, (dtype, *shape) = remaining.pop(0)
+        timer = bench.host_us if stem == "fastest_host" else bench.device_us
+        how = {"timer": timer, "make": make.get(stem), "prove": peers.prove}
+        bench.sweep(stem, who[stem], [shape], [dtype], **how)
+    print(f"{len(remaining)} cases are left for another run")
+
+
+if __name__ == "__main__":
+    main()
