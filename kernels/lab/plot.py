@@ -57,6 +57,11 @@ STYLES: dict[str, Style] = {
     "persistent.tiled": Style("#00916e", "^", "persistent, tiled"),
     "persistent.onerow": Style("#333333", "d", "persistent, one row"),
     "persistent.resident": Style("#ad7a00", "D", "persistent, resident"),
+    "tiled": Style("#1f8a4c", "^", "tiled"),
+    "online": Style("#5b3fb0", "v", "online"),
+    "cooperative": Style("#b8336a", "D", "cooperative"),
+    "fastest": Style("#0d1b2a", "o", "fastest"),
+    "tutorial": Style("#8a8000", "X", "Triton's tutorial"),
     "liger": Style("#2f6b3a", "<", "Liger"),
     "quack": Style("#8c1d5a", ">", "QuACK"),
     "tileops": Style("#4a6fa5", "P", "TileOPs"),
@@ -391,6 +396,71 @@ def points(
     ax.set_ylabel(ylabel)
     card.legend(loc="outside right upper")  # where no point can be
     return card
+
+
+def plane(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    source: str = "",
+) -> Figure:
+    """Maps of a plane of two sizes: who is where, in panels side by side.
+
+    Args:
+        panels: title → name → (x, y) pairs, all positive; both axes double from mark to
+            mark, and are the same for all panels. A name keeps its colour and marker.
+        xlabel, ylabel: what the axes are.
+        title, source: as in `figure`.
+
+    Raises:
+        ValueError: there are no points.
+    """
+    panels = {
+        panel: {name: some for name, some in series.items() if some}
+        for panel, series in panels.items()
+    }
+    names = list(dict.fromkeys(name for series in panels.values() for name in series))
+    pairs = [
+        pair for series in panels.values() for some in series.values() for pair in some
+    ]
+    if not pairs:
+        raise ValueError(f"panels must map titles to points, got {panels!r}")
+    card = figure(4.1, title=title, source=source)
+    axes = card.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+    for ax, (panel, series) in zip(axes, panels.items(), strict=True):
+        ax.set(title=panel, xlabel=xlabel, xscale="log", yscale="log")
+        for name, some in series.items():
+            colour, marker, label = styles_of(names)[name]
+            xs, ys = zip(*some, strict=True)
+            look = {"linestyle": "", "markeredgecolor": CARD, "markersize": 6.5}
+            ax.plot(xs, ys, marker=marker or "o", color=colour, label=label, **look)
+        ax.grid(True, axis="both")
+    axes[0].set_ylabel(ylabel)
+    for axis, sizes in zip(
+        (axes[0].xaxis, axes[0].yaxis), zip(*pairs, strict=True), strict=True
+    ):
+        low = math.floor(math.log2(min(sizes)))
+        high = math.ceil(math.log2(max(sizes)))
+        ticks = [2.0**power for power in range(low, high + 1, 4)]
+        axis.set_minor_locator(NullLocator())
+        axis.set_ticks(ticks, map(_short, ticks))
+    handles = dict(
+        pair[::-1]
+        for ax in axes
+        for pair in zip(*ax.get_legend_handles_labels(), strict=True)
+    )
+    card.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    return card
+
+
+def _short(size: float) -> str:
+    """A size in powers of 1024: 2048 is 2k, 4194304 is 4M."""
+    for power, letter in ((20, "M"), (10, "k")):
+        if size >= 2**power:
+            return f"{size / 2**power:.10g}{letter}"
+    return f"{size:.10g}"
 
 
 def _draw_lines(ax: Axes, lines: Mapping[str, _Line]) -> None:
