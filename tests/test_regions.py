@@ -117,6 +117,13 @@ def results_with(name, n_rows, n_cols, time):
     )
 
 
+def test_how_we_stand():
+    how = regions.standing(SMALL, measured())
+    assert (how.share, how.best) == (0.95, 1.1)
+    assert how.mean == pytest.approx((0.95 * 0.96) ** 0.5)
+    assert regions.standing(SMALL, measured(), peers=["quack"]).best == float("inf")
+
+
 def test_a_case_that_was_not_measured_is_no_win():
     some = [one for one in measured() if one.provider != "fastest"]
     with pytest.raises(ValueError, match=r"must have 'fastest' and 'copy' at"):

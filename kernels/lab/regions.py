@@ -83,6 +83,21 @@ class Loss:
     wanted: float
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How a provider stands in a region.
+
+    Attributes:
+        share: of the copy's bandwidth in the worst case.
+        mean: the same in the geometric mean.
+        best: of the fastest peer's in the worst case; inf where no peer took any.
+    """
+
+    share: float
+    mean: float
+    best: float
+
+
 def rows_of(total: int, n_cols: int, dtype: torch.dtype) -> int:
     """The fewest rows of n_cols values that make `total` bytes, read and written."""
     return math.ceil(total / (2 * n_cols * dtype.itemsize))
@@ -221,26 +236,51 @@ def losses(
     Raises:
         ValueError: there is no measurement of it, or no copy, for a case.
     """
-    some = of(region, results)
-    mine, copies = against(some, [ours]), against(some, ["copy"])
-    best = against(some, peers)
-    lost, shares = [], []
-    for case in map(named, region.cases):
-        if case not in mine or case not in copies:
-            raise ValueError(f"results must have {ours!r} and 'copy' at {case}")
-        time = mine[case][1]
-        shares.append(copies[case][1] / time)
-        bars = {"share of the copy": (region.share, copies[case])}
-        bars["best peer"] = region.best, best.get(case)
-        for bar, (wanted, other) in bars.items():
-            if wanted is not None and other and (got := other[1] / time) < wanted:
-                lost.append(Loss(region.name, bar, *case, other[0], got, wanted))
-    mean = statistics.geometric_mean(shares)
+    lost = []
+    ratios = _ratios(region, results, ours, peers)
+    for case, *both in ratios:
+        bars = ("share of the copy", region.share), ("best peer", region.best)
+        for (bar, wanted), (other, got) in zip(bars, both, strict=True):
+            if wanted is not None and got < wanted:
+                lost.append(Loss(region.name, bar, *case, other, got, wanted))
+    mean = statistics.geometric_mean(share for _, (_, share), _ in ratios)
     if region.mean is not None and mean < region.mean:
         lost.append(
             Loss(region.name, "mean share", "", 0, 0, "copy", mean, region.mean)
         )
     return lost
+
+
+def standing(
+    region: Region,
+    results: Results,
+    ours: str = "fastest",
+    peers: Sequence[str] = PEERS,
+) -> Standing:
+    """How a provider of the course stands in a region; arguments as in `losses`.
+
+    Raises:
+        ValueError: there is no measurement of it, or no copy, for a case.
+    """
+    ratios = _ratios(region, results, ours, peers)
+    shares = [share for _, (_, share), _ in ratios]
+    best = min(ratio for *_, (_, ratio) in ratios)
+    return Standing(min(shares), statistics.geometric_mean(shares), best)
+
+
+def _ratios(
+    region: Region, results: Results, ours: str, peers: Sequence[str]
+) -> list[tuple[tuple, tuple[str, float], tuple[str, float]]]:
+    """For each case: the copy's and the fastest peer's name, and time over ours."""
+    some = of(region, results)
+    mine, copies, best = (against(some, who) for who in ([ours], ["copy"], peers))
+    ratios = []
+    for case in map(named, region.cases):
+        if case not in mine or case not in copies:
+            raise ValueError(f"results must have {ours!r} and 'copy' at {case}")
+        pair = copies[case], best.get(case, ("", math.inf))
+        ratios.append((case, *((who, time / mine[case][1]) for who, time in pair)))
+    return ratios
 
 
 def _case(one: Measurement) -> tuple[str, int, int]:
