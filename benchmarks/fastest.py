@@ -89,10 +89,7 @@ def main() -> None:
     end = time.monotonic() + 60 * asked.minutes
     os.environ["COURSE_RECORD"] = "1"
     todo, everyone = plan(asked.regions or names, asked.again), providers()
-    versions = {one.name: one.version() for one in peers.GUESTS if one.name in everyone}
-    rows = [{"peer": name, "version": text} for name, text in versions.items()]
-    if rows:
-        bench.observe("fastest_peers", lambda: rows)
+    bench.observe("fastest_peers", peers.versions)
     who = dict.fromkeys(todo, everyone) | {"fastest_host": {"bare": bare, **everyone}}
     make = {"fastest_strided": regions.sliced}
     for stem, cases in todo.items():

@@ -79,7 +79,7 @@ def test_every_case_is_measured_once_with_all_providers(
     run(script, monkeypatch)
     folder = tmp_path / "nvidia-test-100"
     assert {path.stem for path in folder.iterdir()} == {
-        *("fastest", "fastest_strided", "fastest_host"),
+        *("fastest", "fastest_strided", "fastest_host", "fastest_peers"),
     }
     rows = bench.recorded("fastest")
     assert len(rows) == 3 * 3

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from kernels.lab import backend, bench, peers
 
@@ -229,6 +230,12 @@ def test_the_tutorials_kernel_takes_every_programth_row(n_programs):
 
 
 @pytest.mark.gpu
+def test_the_tutorial_refuses_what_its_stages_have_no_room_for():
+    with pytest.raises(triton.OutOfResources, match="shared memory"):
+        peers.tutorial(torch.zeros(2, 2**20, device="cuda"))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("softmax", [peers.native, peers.compiled, peers.tutorial])
 @pytest.mark.parametrize("n_cols", [100, 1024, 4097])
 def test_those_that_are_always_here_are_right(softmax, n_cols):
@@ -246,6 +253,19 @@ def test_guests_are_right_where_they_are_found(peer, monkeypatch):
     x = bench.random(torch.bfloat16, 512, 4096)
     remake = lambda: bench.random(torch.bfloat16, 512, 4096)  # noqa: E731
     assert peer.times(x, remake, bench.device_us, peers.prove)[1] > 0
+
+
+def test_a_version_is_told_here_or_as_it_was_recorded(monkeypatch, tmp_path):
+    monkeypatch.setenv("COURSE_RECORDED_GPU", "nvidia-test-100")
+    monkeypatch.setattr(peers, "GUESTS", (fake(),))
+    monkeypatch.setenv("COURSE_RECORD", "1")
+    first = bench.observe("fastest_peers", peers.versions)
+    told = {row["peer"]: row["version"] for row in first}
+    assert list(told) == ["torch", "triton", "fake"]
+    assert (told["torch"], str(told["fake"])) == (torch.__version__, "1.2")
+    monkeypatch.delenv("COURSE_PEERS")
+    again = bench.observe("fastest_peers", peers.versions)
+    assert {row["peer"]: row["version"] for row in again} == told
 
 
 # ---- proof ---------------------------------------------------------------------------

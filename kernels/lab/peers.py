@@ -135,6 +135,9 @@ def _tutorial_launch(dtype: torch.dtype, sizes: tuple[int, ...]) -> tuple:
     )
     num_warps, num_stages = 8, 4 if has["max_shared_mem"] > 200_000 else 2
     constants = triton.next_power_of_2(sizes[-1]), num_stages
+    ahead = (num_stages - 1) * constants[0] * dtype.itemsize
+    if ahead > has["max_shared_mem"]:  # known before minutes of compiling end so, too
+        raise triton.OutOfResources(ahead, has["max_shared_mem"], "shared memory")
     kernel = tutorial_kernel.warmup(
         dtype, dtype, *sizes, *constants, num_warps=num_warps, grid=(1,)
     )
@@ -304,6 +307,23 @@ def providers() -> dict[str, Softmax | Peer]:
     """All peers by name, for `bench.sweep`; those that are not here are guests."""
     here = {"torch": native, "torch.compile": compiled, "tutorial": tutorial}
     return here | {peer.name: peer for peer in GUESTS}
+
+
+def versions() -> list[dict[str, str]]:
+    """Whose versions were measured, for `bench.observe("fastest_peers", versions)`.
+
+    A guest that is not here keeps what is recorded of it, as its measurements do.
+    """
+
+    def nothing() -> list:
+        raise bench.Unavailable
+
+    found = {"torch": str(torch.__version__), "triton": triton.__version__}
+    found |= {peer.name: peer.version() for peer in GUESTS if peer.version()}
+    with contextlib.suppress(ValueError):  # nothing is recorded yet
+        recorded = bench.observe("fastest_peers", nothing)
+        found = {row["peer"]: row["version"] for row in recorded} | found
+    return [{"peer": name, "version": version} for name, version in found.items()]
 
 
 # ---- before and while they are timed -------------------------------------------------
