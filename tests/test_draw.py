@@ -77,6 +77,9 @@ PICTURES = {
     "schedule, long": lambda: draw.schedule(120, 16, duration=[1, 2] * 60, start=0),
     "pipeline": lambda: draw.pipeline(),
     "pipeline, deep": lambda: draw.pipeline((1, 4, 8), iterations=8, load=9),
+    "rereading": lambda: draw.rereading(8, 5),
+    "rereading, long": lambda: draw.rereading(16, 32),
+    "rereading, one": lambda: draw.rereading(1, 1),
     "ladder": lambda: draw.ladder([("eager", 700), ("program", 4300)], 4200),
     "ladder, sourced": lambda: draw.ladder([("mine", 9.0)], 10, source="here · today"),
 }
@@ -682,6 +685,30 @@ def test_pipeline_draws_its_plan_to_scale():
         draw.pipeline(load=0)
     with pytest.raises(ValueError, match="panels must be from 1 to 4"):
         draw.pipeline(())
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 7, 8, 9])
+def test_a_cache_gives_back_what_was_used_last(capacity):
+    once = list(range(8))
+    held = min(capacity, 8)
+    assert draw.cached([*once, *once], capacity) == [False] * 8 + [held == 8] * 8
+    backwards = draw.cached([*once, *once[::-1]], capacity)
+    assert backwards == [False] * 8 + [True] * held + [False] * (8 - held)
+    used_anew = draw.cached([0, 1, 0, 2, 0, 1], 2)
+    assert used_anew == [False, False, True, False, True, False]
+
+
+def test_rereading_draws_what_the_cache_holds():
+    figure = draw.rereading(8, 5)
+    assert "0 of 8 again from the cache" in texts(figure)
+    assert "5 of 8 again from the cache" in texts(figure)
+    drawn = gids(figure)
+    assert sum(drawn[f"forwards: from memory again {block}"] for block in range(8)) == 8
+    assert [drawn[f"backwards: from the cache {block}"] for block in range(8)] == [
+        *(0, 0, 0, 1, 1, 1, 1, 1)
+    ]
+    with pytest.raises(ValueError, match="n_blocks must be from 1 to 16"):
+        draw.rereading(17, 5)
 
 
 def test_ladder_draws_bandwidths_to_scale():

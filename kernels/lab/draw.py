@@ -1027,6 +1027,63 @@ def pipeline(
     return pic.figure
 
 
+def cached(order: Iterable[Any], capacity: int) -> list[bool]:
+    """Whether each access finds its block in a cache, which begins empty.
+
+    The cache holds `capacity` blocks, and gives up the least recently used for a new
+    one (LRU); a GPU's L2 only resembles it.
+
+    Args:
+        order: the blocks, in the order of the accesses.
+        capacity: in blocks.
+    """
+    held: dict[Any, None] = {}  # the most recently used comes last
+    found = []
+    for block in order:
+        found.append(block in held)
+        held.pop(block, None)
+        held[block] = None
+        if len(held) > capacity:
+            del held[next(iter(held))]
+    return found
+
+
+def rereading(n_blocks: int, capacity: int) -> Figure:
+    """A row read twice through a cache, the second time forwards or backwards.
+
+    Args:
+        n_blocks: of the row, at most 16.
+        capacity: blocks that the cache holds, at most 32; see `cached`.
+    """
+    n_blocks = _count("n_blocks", n_blocks, 16)
+    capacity = _count("capacity", capacity, 32)
+    once, wide, high = list(range(n_blocks)), 82 / (2 * n_blocks), 2.6
+    height = high * n_blocks + 9
+    title = f"A row of {_plural(n_blocks, 'block')}, a cache of {capacity}"
+    pic = _Picture(title, 2 * height + 14)
+    looks = {
+        "first reading": _tint(GREY, 0.45),
+        "from memory again": _tint(ORANGE, 0.8),
+        "from the cache": _tint(BLUE, 0.55),
+    }
+    orders = {"forwards": once, "backwards": once[::-1]}
+    for top, (name, second) in zip((10, 10 + height), orders.items(), strict=True):
+        found = cached([*once, *second], capacity)
+        saved = f"{sum(found)} of {n_blocks} again from the cache"
+        pic.bold(2.5, top, f"second reading {name}")
+        pic.text(97.5, top, saved, "right")
+        pic.quiet(12.6, top + 2.4 + high / 2, "block", "right")
+        for time, block in enumerate([*once, *second]):
+            again = "from the cache" if found[time] else "from memory again"
+            kind = "first reading" if time < n_blocks else again
+            place = (14 + wide * time, top + 2.4 + high * block, wide, high)
+            pic.box(place, f"{block}", looks[kind], gid=f"{name}: {kind} {block}")
+    y = 2 * height + 9.4
+    for x, (kind, look) in zip((14, 40, 70), looks.items(), strict=True):
+        pic.key(x, y, kind, look)
+    return pic.figure
+
+
 def ladder(
     steps: Sequence[tuple[str, float]], copy: float, *, source: str = ""
 ) -> Figure:
