@@ -8,7 +8,7 @@ import torch
 from kernels.lab import bench, regions
 
 WHERE = ("NVIDIA Test 100", "1.2", "2.11", "3.6", "2026-01-01", "abc1234")
-BY_NAME = {region.name: region for region in regions.REGIONS}
+BY_NAME = regions.BY_NAME
 SMALL = regions.Region(
     "here",
     "Here",

@@ -185,6 +185,7 @@ REGIONS = (
         best=1.0,
     ),
 )
+BY_NAME = {region.name: region for region in REGIONS}
 HOST = ((_F32, 8, 128), (_F32, 64, 1024), (_BF16, 128, 512))
 """Where the host's cost of a call is measured: the GPU needs less than it does."""
 HOST_BAR = 1.3
