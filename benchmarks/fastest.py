@@ -12,6 +12,7 @@ Peers that are not requirements of the course are measured if they are found: se
 """
 
 import argparse
+import functools
 import importlib
 import os
 import time
@@ -90,17 +91,23 @@ def main() -> None:
     os.environ["COURSE_RECORD"] = "1"
     todo, everyone = plan(asked.regions or names, asked.again), providers()
     bench.observe("fastest_peers", peers.versions)
-    who = dict.fromkeys(todo, everyone) | {"fastest_host": {"bare": bare, **everyone}}
-    make = {"fastest_strided": regions.sliced}
-    for stem, cases in todo.items():
-        peers.warm(who[stem], cases, make=make.get(stem))
     remaining = [(stem, case) for stem, cases in todo.items() for case in cases]
+    make = {"fastest_strided": regions.sliced}
+    peers.warm(
+        everyone,
+        [
+            functools.partial(make.get(stem, bench.random), *case)
+            for stem, case in remaining
+        ],
+    )
     print(f"{len(remaining)} cases, {end - time.monotonic():.0f} s left", flush=True)
     while remaining and time.monotonic() < end:
         stem, (dtype, *shape) = remaining.pop(0)
-        timer = bench.host_us if stem == "fastest_host" else bench.device_us
+        host = stem == "fastest_host"
+        who = {"bare": bare, **everyone} if host else everyone
+        timer = bench.host_us if host else bench.device_us
         how = {"timer": timer, "make": make.get(stem), "prove": peers.prove}
-        bench.sweep(stem, who[stem], [shape], [dtype], **how)
+        bench.sweep(stem, who, [shape], [dtype], **how)
     print(f"{len(remaining)} cases are left for another run")
 
 

@@ -35,6 +35,10 @@ class Machine:
         return 1.0, 2.0, 3.0
 
 
+def inputs(remakes):
+    return [(tuple(x.shape), x.stride()) for x in (remake() for remake in remakes)]
+
+
 @pytest.fixture
 def machine(script, monkeypatch, tmp_path):
     machine = Machine()
@@ -52,7 +56,7 @@ def machine(script, monkeypatch, tmp_path):
     monkeypatch.setattr(script, "bare", peers.native)
     monkeypatch.setattr(script.time, "monotonic", lambda: 60.0 * machine.minutes)
     monkeypatch.setattr(
-        peers, "warm", lambda who, cases, make: machine.warmed.append(list(cases))
+        peers, "warm", lambda who, remakes: machine.warmed.append(inputs(remakes))
     )
     for timer in ("device_us", "host_us"):
         monkeypatch.setattr(bench, timer, machine.timer)
@@ -89,7 +93,8 @@ def test_every_case_is_measured_once_with_all_providers(
     assert {one.provider for one in bench.recorded("fastest_host")} == {
         *("bare", "copy", "fastest", "torch"),
     }
-    assert machine.warmed == [list(CASES), [(F32, 2, 781)], [CASES[0]]]
+    (warmed,) = machine.warmed
+    assert set(warmed) == set(machine.timed) and len(warmed) == 5
     assert "0 cases are left" in capsys.readouterr().out
 
 
@@ -101,7 +106,7 @@ def test_a_run_stops_in_time_and_the_next_one_goes_on(
     assert "1 cases are left" in capsys.readouterr().out
     run(script, monkeypatch, "here", "there")
     assert len(machine.timed) == 3 * 3
-    assert machine.warmed[-1] == [CASES[2]]
+    assert machine.warmed[-1] == [((2, 64), (64, 1))]
     run(script, monkeypatch, "here", "there")
     assert len(machine.timed) == 3 * 3
     run(script, monkeypatch, "--again", "here")
@@ -128,3 +133,19 @@ def test_the_benchmark_needs_a_gpu(script, monkeypatch):
     monkeypatch.setattr(bench, "_can_measure", lambda: False)
     with pytest.raises(RuntimeError, match="nothing can be timed here"):
         run(script, monkeypatch)
+
+
+def test_the_chapters_and_the_peers_found_here_are_its_providers(script, monkeypatch):
+    for stem in script.COURSE:
+        pytest.importorskip(f"kernels.{stem}")
+    monkeypatch.delenv("COURSE_PEERS", raising=False)
+    names = [*script.providers()]
+    assert names[: len(script.COURSE)] == [*script.COURSE]
+    assert (
+        {"torch", "torch.compile", "tutorial"}
+        <= set(names)
+        <= {
+            *script.COURSE,
+            *regions.PEERS,
+        }
+    )

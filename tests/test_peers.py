@@ -1,5 +1,6 @@
 """Peers are measured where they live, on the same input, and only if they are right."""
 
+import functools
 import os
 import sys
 import time
@@ -321,8 +322,10 @@ def load_note():
 def test_everyone_sees_every_case_beforehand(monkeypatch, tmp_path):
     monkeypatch.setenv("NOTES", str(tmp_path))
     providers = {"mine": note, "gone": peers.Peer("gone", "no-such-peer", load_note)}
-    cases = [(F32, n_rows, 5) for n_rows in range(1, 9)]
-    peers.warm(providers, cases, processes=2)
+    remakes = [
+        functools.partial(bench.random, F32, n_rows, 5) for n_rows in range(1, 9)
+    ]
+    peers.warm(providers, remakes, processes=2)
     names = [path.name.split(".") for path in tmp_path.iterdir()]
     assert sorted(shape for shape, _ in names) == [f"{n}x5" for n in range(1, 9)]
     pids = {pid for _, pid in names}

@@ -237,7 +237,7 @@ def test_a_plane_shows_who_is_where_on_equal_axes():
     assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
     ticks = [tick.get_text() for tick in left.get_xticklabels()]
     assert ticks == ["32", "512", "8k", "128k", "2M"]
-    names = [text.get_text() for text in card.legends[0].get_texts()]
+    names = [text.get_text() for text in right.get_legend().get_texts()]
     assert names == ["tiled", "QuACK"]  # and not who is nowhere
     for empty in ({}, {"float32": {"tiled": []}}):
         with pytest.raises(ValueError, match="panels must map titles to points"):

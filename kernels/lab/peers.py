@@ -30,7 +30,7 @@ import io
 import os
 import queue
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,20 +360,18 @@ def prove(x: torch.Tensor, y: Any) -> None:
 
 def warm(
     providers: Mapping[str, Softmax | Peer],
-    cases: Iterable[tuple[torch.dtype, int, int]],
+    remakes: Sequence[Callable[[], torch.Tensor]],
     *,
-    make: bench.Make | None = None,
     processes: int | None = None,
 ) -> None:
-    """Lets everyone compile for every case, several processes at a time.
+    """Lets everyone compile for every input, several processes at a time.
 
     The compilers (Triton's, Inductor's, CuTe's, TileLang's) leave what they make on the
     disk, where the process that measures finds it. What fails is left for that to say.
 
     Args:
         providers: as in `bench.sweep`.
-        cases: dtype, n_rows and n_cols of each matrix.
-        make: makes it, as in `bench.sweep`.
+        remakes: each makes one of the inputs, in any process.
         processes: at a time; None means one for each core but two.
     """
     groups: dict[tuple[str, ...] | None, list[tuple[Callable, tuple[str, ...]]]] = {}
@@ -383,7 +381,6 @@ def warm(
         elif one.available():
             group = one.folders() or (one.name,) if one.apart else None
             groups.setdefault(group, []).append((one.load, one.folders()))
-    remakes = [functools.partial(make or bench.random, *case) for case in cases]
     for group in groups.values():
         jobs: queue.SimpleQueue = queue.SimpleQueue()
         for remake in remakes:

@@ -446,12 +446,10 @@ def plane(
         ticks = [2.0**power for power in range(low, high + 1, 4)]
         axis.set_minor_locator(NullLocator())
         axis.set_ticks(ticks, map(_short, ticks))
-    handles = dict(
-        pair[::-1]
-        for ax in axes
-        for pair in zip(*ax.get_legend_handles_labels(), strict=True)
-    )
-    card.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    found = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes]
+    handles = {label: handle for pairs in found for handle, label in pairs}
+    where = {"loc": "upper right", "framealpha": 1}  # no matrix is that large
+    axes[-1].legend(handles.values(), handles.keys(), **where)
     return card
 
 
