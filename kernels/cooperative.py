@@ -25,7 +25,9 @@ __all__ = ["MAX_COLS", "Plan", "plan", "softmax", "softmax_kernel", "traffic"]
 MAX_COLS = 2**27
 """The longest row: its parts must be able to run at the same time to be quick."""
 
-FEW_BYTES = 12 * 2**20  # less than this does not fill the GPU
+FEW_BYTES = 12 * 2**20  # of a tensor: less does not fill the GPU
+MANY_BYTES = 2**27  # of a tensor: more than twice what all SMs hold
+LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
 PATIENCE = tl.constexpr(1 if backend.INTERPRETED else 1000)  # polls, of about 1 µs each
 ALONE_COLS = tl.constexpr(1024)
 
@@ -208,11 +210,9 @@ def plan(
     """
     row_bytes = n_cols * element_size
     if n_rows * row_bytes < FEW_BYTES:
-        part_bytes = next(
-            size for size in (8192, 16384, 32768, 65536) if row_bytes <= 64 * size
-        )
+        part_bytes = min(max(8192, triton.next_power_of_2(row_bytes) // 64), 32768)
         num_warps, maxnreg = part_bytes // 2048, None
-    elif row_bytes < 2**20:
+    elif row_bytes < LONG_BYTES[element_size] or n_rows * row_bytes < MANY_BYTES:
         part_bytes, num_warps, maxnreg = 32768, 4, 96 if element_size == 2 else 88
     else:
         part_bytes, num_warps, maxnreg = 65536, 4, 168
@@ -258,18 +258,30 @@ def scratch(n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
     return scratch_of(stream.device_index, stream.cuda_stream).take(n_words, device)
 
 
-def launch(output: torch.Tensor, x: torch.Tensor, layout: Plan | None = None) -> None:
-    """One launch on matrices of one shape, not empty, with contiguous columns."""
+def arguments(
+    output: torch.Tensor, x: torch.Tensor, layout: Plan | None = None
+) -> tuple[int, int, tuple[int, ...], dict[str, int]]:
+    """The grid, the words it needs, and the last numbers and constants of a launch.
+
+    Args:
+        output, x: matrices of one shape, not empty, with contiguous columns.
+        layout: None lets `plan` choose.
+    """
     n_rows, n_cols = x.shape
-    rows = (output.stride(0), shift(output)), (x.stride(0), shift(x))
+    output_row, input_row = (output.stride(0), shift(output)), (x.stride(0), shift(x))
     if layout is None:
-        wide = accesses(n_cols, x.element_size(), *rows)
+        wide = accesses(n_cols, x.element_size(), output_row, input_row)
         layout = plan(n_rows, n_cols, x.element_size(), *wide)
     n_programs = n_rows * layout.n_parts
-    words, tag = scratch(2 * n_programs, x.device)
-    strides = output.stride(0), x.stride(0)
-    args = (output, x, words, tag, *strides, rows[1][1], n_cols)
-    softmax_kernel[(n_programs,)](*args, **layout.constants)
+    numbers = (output_row[0], *input_row, n_cols)
+    return n_programs, 2 * n_programs, numbers, layout.constants
+
+
+def launch(output: torch.Tensor, x: torch.Tensor, layout: Plan | None = None) -> None:
+    """One launch on such matrices."""
+    n_programs, n_words, numbers, constants = arguments(output, x, layout)
+    words, tag = scratch(n_words, x.device)
+    softmax_kernel[(n_programs,)](output, x, words, tag, *numbers, **constants)
 
 
 def softmax(x: torch.Tensor, *, layout: Plan | None = None) -> torch.Tensor:

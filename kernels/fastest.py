@@ -8,8 +8,11 @@ Source: measured (`notebooks/recorded/`); PyTorch's documentation of
     `torch.nn.functional.softmax` and of custom operators.
 """
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -22,24 +25,29 @@ __all__ = ["DTYPES", "choose", "softmax", "traffic"]
 DTYPES = (*backend.DTYPES, torch.float64)
 
 LONGEST_TILE = 65536
-"""Bytes of the longest row that one program holds: from there on programs share it."""
+"""Bytes of the longest row that one program holds, where rows fill the GPU."""
+
+SHARED_ROW = 32768
+"""Bytes from which programs share a row where there are few rows."""
 
 
 @functools.lru_cache(maxsize=4096)
 def choose(n_rows: int, n_cols: int, dtype: torch.dtype) -> str:
     """The chapter whose kernel takes a matrix with contiguous columns.
 
-    The rule is read off the measurements of this chapter: a row of up to LONGEST_TILE
-    bytes is one program's, a longer one is shared. What the kernels do not take (rows
-    beyond all limits, float64) goes to the loop over blocks.
+    The rule is read off the measurements of this chapter: a row is one program's up to
+    LONGEST_TILE bytes, or SHARED_ROW where the matrix is too small to fill the GPU; a
+    longer one is shared. What those kernels do not take goes to the loop over blocks.
 
     Args:
         n_rows, n_cols: the shape.
         dtype: one of DTYPES.
     """
+    row_bytes = n_cols * dtype.itemsize
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
         return "online"
-    if n_cols * dtype.itemsize <= LONGEST_TILE:
+    few = n_rows * row_bytes < cooperative.FEW_BYTES
+    if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
         return "tiled"
     return "cooperative" if n_cols <= cooperative.MAX_COLS else "online"
 
@@ -69,48 +77,111 @@ def softmax(
         IndexError: x has no such dimension.
         RuntimeError: out is given where a gradient is needed.
     """
-    _validate(x, dim)
-    recorded = x.requires_grad and torch.is_grad_enabled()
-    if out is not None:
-        _validate_out(out, x)
-        if recorded:
-            raise RuntimeError(
-                "out must be None where x requires a gradient, got a tensor; call "
-                "softmax(x, dim), or use torch.no_grad()"
-            )
-        if torch.compiler.is_compiling() or not _separate(out, x):
-            return out.copy_(softmax(x, dim))
-    elif recorded or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or out is not None:
+        return _unusual(x, dim, out)
+    try:
+        key = (x.shape, x.stride(), x.dtype, x.device, dim, x.data_ptr() % 16)
+        launch = _launches.get(key)
+    except (AttributeError, RuntimeError, TypeError):
+        launch = None  # something is no tensor, or has no data: the checks will say
+    if launch is None:
+        _validate(x, dim)
+    if x.requires_grad and torch.is_grad_enabled():
         return _operator(x, dim)
-    else:
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _run(out, x, dim)
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.is_cuda and x.device.index != torch.cuda.current_device():
+        with torch.cuda.device(x.device):
+            return softmax(x, dim)
+    if launch is None:
+        if len(_launches) >= MOST_LAUNCHES:
+            _launches.clear()
+        launch = _launches[key] = _prepare(output, x, dim)
+    launch(output, x)
+    return output
+
+
+def _unusual(x: torch.Tensor, dim: int, out: torch.Tensor | None) -> torch.Tensor:
+    """While `torch.compile` looks on, or into a tensor that is there already."""
+    _validate(x, dim)
+    if out is None:
+        return _operator(x, dim)
+    _validate_out(out, x)
+    if x.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError(
+            "out must be None where x requires a gradient, got a tensor; call "
+            "softmax(x, dim), or use torch.no_grad()"
+        )
+    if torch.compiler.is_compiling() or not _separate(out, x):
+        return out.copy_(_operator(x, dim))
+    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
+        _prepare(out, x, dim)(out, x)
     return out
 
 
-def _run(output: torch.Tensor, x: torch.Tensor, dim: int) -> None:
-    """Chooses a kernel and launches it on x's device."""
+def _separate(out: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether a kernel may write to out, in rows that follow each other, and read x."""
+    shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return out.is_contiguous() and not shared
+
+
+Launch = Callable[[torch.Tensor, torch.Tensor], None]
+
+MOST_LAUNCHES = 4096
+_launches: dict[tuple, Launch] = {}
+"""How to compute the softmax of a tensor of a shape, strides, dtype, and so on."""
+
+
+class _Repeated:
+    """A kernel's launch that is bound to its constants once.
+
+    Triton looks at every argument of every launch to find the compiled kernel. Here all
+    calls have numbers of one kind, so that what the first one found serves the others.
+    """
+
+    def __init__(self, kernel: Any, n_programs: int, constants: dict) -> None:
+        self.kernel, self.constants = kernel, constants
+        self.grid = (n_programs, 1, 1)
+        names = [name for name in constants if name.isupper()]  # others are options
+        self.values = tuple(constants[name] for name in names)
+        self.compiled = None
+
+    def __call__(self, *args: Any) -> None:
+        if self.compiled is None:
+            self.compiled = self.kernel[self.grid](*args, **self.constants)
+        else:
+            self.compiled[self.grid](*args, *self.values)
+
+
+def _prepare(output: torch.Tensor, x: torch.Tensor, dim: int) -> Launch:
+    """Chooses a kernel for tensors like these, and says how to launch it."""
     if x.numel() == 0:
-        return
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        with torch.cuda.device(x.device):
-            return _run(output, x, dim)
+        return lambda output, x: None
     dim = dim % x.ndim if x.ndim else 0
-    if x.ndim != 2 or dim == 0:
-        sizes = x.shape or (1,)
-        inner = math.prod(sizes[dim + 1 :])
-        if inner > 1:
-            view = (-1, sizes[dim], inner)
-            return online.launch(output.view(view), x.reshape(view))
-        output, x = output.view(-1, sizes[dim]), x.reshape(-1, sizes[dim])
-    n_rows, n_cols = x.shape
-    kernel = choose(n_rows, n_cols, x.dtype)
-    if kernel == "online" or (x.stride(1) != 1 and n_cols > 1):
-        online.launch(output.t()[None], x.t()[None])
-    elif kernel == "tiled":
-        tiled.launch(output, x)
-    else:
-        cooperative.launch(output, x)
+    sizes = x.shape or (1,)
+    n_cols, n_inner = sizes[dim], math.prod(sizes[dim + 1 :])
+    view = (-1, n_cols, n_inner)
+    if n_inner > 1:
+        return lambda output, x: online.launch(output.view(view), x.reshape(view))
+    try:
+        matrix = x.view(-1, n_cols)
+    except RuntimeError:  # no strides describe these rows
+        return lambda output, x: _launch_matrix(output, x.reshape(-1, n_cols))
+    kernel = choose(*matrix.shape, x.dtype)
+    if kernel == "online" or (matrix.stride(1) != 1 and n_cols > 1):
+        return lambda output, x: online.launch(output.view(view), x.view(view))
+    output = output.view(-1, n_cols)
+    if kernel == "tiled":
+        n_programs, numbers, constants = tiled.arguments(output, matrix)
+        repeated = _Repeated(tiled.softmax_kernel, n_programs, constants)
+        return lambda output, x: repeated(output, x, *numbers)
+    n_programs, n_words, numbers, constants = cooperative.arguments(output, matrix)
+    repeated = _Repeated(cooperative.softmax_kernel, n_programs, constants)
+    scratch = cooperative.scratch
+    return lambda output, x: repeated(output, x, *scratch(n_words, x.device), *numbers)
+
+
+def _launch_matrix(output: torch.Tensor, x: torch.Tensor) -> None:
+    output.copy_(softmax(x).view_as(output))
 
 
 def _validate(x: torch.Tensor, dim: int) -> None:
@@ -148,18 +219,10 @@ def _validate_out(out: torch.Tensor, x: torch.Tensor) -> None:
         )
 
 
-def _separate(out: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether a kernel may write to out while it reads x."""
-    shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    return out.is_contiguous() and not shared
-
-
 @torch.library.custom_op("kernels::softmax", mutates_args=())
 def _operator(x: torch.Tensor, dim: int) -> torch.Tensor:
     """What `torch.compile` and the gradient see of `softmax`."""
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _run(output, x, dim)
-    return output
+    return softmax(x.detach(), dim)
 
 
 @_operator.register_fake

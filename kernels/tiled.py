@@ -10,6 +10,7 @@ Source: measured (`notebooks/recorded/`); PTX ISA, cache eviction priority hints
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -241,15 +242,17 @@ def plan(n_cols: int, element_size: int, vector: int, edges: bool, same: bool) -
     body = max(n_cols // vector * vector, 1) if edges else n_cols
     block_cols, rest_cols = pieces(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size
-    rows = triton.next_power_of_2(triton.cdiv(TILE_BYTES, body * element_size))
+    rows = max(1, 2 ** round(math.log2(TILE_BYTES / (body * element_size))))
     if edges:
-        rows = max(1, 1 << (TILE_BYTES // row_bytes).bit_length() >> 1)
+        rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
     tile_bytes = rows * row_bytes
-    crowded = tile_bytes >= (16384 if edges else 65536)
-    warps = tile_bytes // (2 * BYTES_PER_WARP if crowded else BYTES_PER_WARP)
-    num_warps = max(1, 1 << warps.bit_length() >> 1)
-    if edges and body * element_size < SHORT_BYTES:
+    warps = tile_bytes / BYTES_PER_WARP
+    if edges and tile_bytes >= 16384:
+        num_warps = 2 ** math.ceil(math.log2(warps / 2))
+    elif edges and body * element_size < SHORT_BYTES:
         num_warps = 2
+    else:
+        num_warps = max(1, 2 ** int(math.log2(min(warps, 8 if warps < 32 else 16))))
     keep = tile_bytes <= BYTES_PER_WARP or element_size == 4
     return Plan(rows, block_cols, rest_cols, vector, edges, same, keep, num_warps)
 
@@ -263,15 +266,26 @@ def pieces(n_cols: int, vector: int) -> tuple[int, int]:
     return half, max(triton.next_power_of_2(n_cols - half), vector)
 
 
-def launch(output: torch.Tensor, x: torch.Tensor) -> None:
-    """One launch on matrices of one shape, not empty, with contiguous columns."""
+def arguments(
+    output: torch.Tensor, x: torch.Tensor
+) -> tuple[int, tuple[int, ...], dict[str, int]]:
+    """The grid, the numbers after the two pointers, and the constants of a launch.
+
+    Args:
+        output, x: matrices of one shape, not empty, with contiguous columns.
+    """
     n_rows, n_cols = x.shape
-    rows = (output.stride(0), shift(output)), (x.stride(0), shift(x))
-    layout = plan(n_cols, x.element_size(), *accesses(n_cols, x.element_size(), *rows))
-    grid = (triton.cdiv(n_rows, layout.rows),)
-    strides = output.stride(0), x.stride(0)
-    args = (output, x, *strides, rows[1][1], n_rows, n_cols)
-    softmax_kernel[grid](*args, **layout.constants)
+    output_row, input_row = (output.stride(0), shift(output)), (x.stride(0), shift(x))
+    wide = accesses(n_cols, x.element_size(), output_row, input_row)
+    layout = plan(n_cols, x.element_size(), *wide)
+    numbers = (output_row[0], *input_row, n_rows, n_cols)
+    return triton.cdiv(n_rows, layout.rows), numbers, layout.constants
+
+
+def launch(output: torch.Tensor, x: torch.Tensor) -> None:
+    """One launch on such matrices."""
+    n_programs, numbers, constants = arguments(output, x)
+    softmax_kernel[(n_programs,)](output, x, *numbers, **constants)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
