@@ -5,6 +5,7 @@
 #:   make book     build the HTML book, strictly, into _build/html
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
+#:   make bench    on a GPU: measure the benchmark of chapter 13, peers beside it
 #:
 #: Each target makes what it needs in .venv (Python 3.11 or newer) and keeps it up to date.
 #: ARGS="..."                 goes to JupyterLab or pytest:  make lab ARGS=--no-browser
@@ -19,7 +20,7 @@ SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
 # Notebook kernels find the course through PYTHONPATH, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help lab test book lint record check-python
+.PHONY: help lab test book lint record bench check-python
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -41,10 +42,13 @@ COMMIT = $(or $(COURSE_COMMIT),$(shell git describe --always --dirty 2>/dev/null
 record: $(READY)
 	@$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
 	  { echo 'make record needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
-	rm -rf notebooks/recorded
+	find notebooks/recorded -name '*.csv' ! -name 'fastest*' -delete
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) book/figures/ladder.py
+
+bench: $(READY)
+	COURSE_COMMIT=$(COMMIT) $(PY) benchmarks/fastest.py $(ARGS)
 
 .venv/.ready: requirements.txt pyproject.toml
 	@$(BASE_PYTHON) -c '$(SUPPORTED)' 2>/dev/null || \

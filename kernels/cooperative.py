@@ -254,8 +254,8 @@ def scratch(n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
     """
     if backend.INTERPRETED or torch.cuda.is_current_stream_capturing():
         return torch.zeros(n_words, dtype=torch.int64, device=device), 1
-    stream = torch.cuda.current_stream(device)
-    return scratch_of(stream.device_index, stream.cuda_stream).take(n_words, device)
+    stream = triton.runtime.driver.active.get_current_stream(device.index)
+    return scratch_of(device.index, stream).take(n_words, device)
 
 
 def arguments(

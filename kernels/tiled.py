@@ -225,7 +225,8 @@ def accesses(
         output_row, input_row: the stride of rows and the `shift` of the first.
     """
     widest = 16 // element_size
-    for vector in (widest, widest // 2):
+    narrower = [2] if n_cols * element_size < SHORT_BYTES else []
+    for vector in (widest, widest // 2, *narrower):
         if all(n % vector == 0 for n in (n_cols, *output_row, *input_row)):
             return vector, False, True
     if n_cols * element_size < SHORT_BYTES:
@@ -242,7 +243,9 @@ def plan(n_cols: int, element_size: int, vector: int, edges: bool, same: bool) -
     body = max(n_cols // vector * vector, 1) if edges else n_cols
     block_cols, rest_cols = pieces(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size
-    rows = max(1, 2 ** round(math.log2(TILE_BYTES / (body * element_size))))
+    fitting = math.log2(TILE_BYTES / (body * element_size))
+    wide = vector * element_size == 16
+    rows = max(1, 2 ** (round(fitting) if wide else math.ceil(fitting)))
     if edges:
         rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
     tile_bytes = rows * row_bytes
