@@ -80,6 +80,8 @@ PICTURES = {
     "rereading": lambda: draw.rereading(8, 5),
     "rereading, long": lambda: draw.rereading(16, 32),
     "rereading, one": lambda: draw.rereading(1, 1),
+    "sharing": lambda: draw.sharing(5, 3, 5),
+    "sharing, all fit": lambda: draw.sharing(6, 8, 8, patience=3),
     "ladder": lambda: draw.ladder([("eager", 700), ("program", 4300)], 4200),
     "ladder, sourced": lambda: draw.ladder([("mine", 9.0)], 10, source="here · today"),
 }
@@ -709,6 +711,53 @@ def test_rereading_draws_what_the_cache_holds():
     ]
     with pytest.raises(ValueError, match="n_blocks must be from 1 to 16"):
         draw.rereading(17, 5)
+
+
+ROWS, PARTS = 5, 3
+IN_ORDER = [(row, part) for row in range(ROWS) for part in range(PARTS)]
+BY_PART = [(row, part) for part in range(PARTS) for row in range(ROWS)]
+
+
+def test_waiting_programs_end_if_their_slots_are_enough():
+    for order in (IN_ORDER, BY_PART):
+        plan = draw.waiting_schedule(order, ROWS * PARTS)
+        assert {one[1:] for one in plan} == {(0, 1, 1, 1.5)}
+    plan = draw.waiting_schedule(IN_ORDER, PARTS)  # a row at a time
+    assert plan[-1] == (2, 6, 7, 7, 7.5)
+    waits = [one for one in draw.waiting_schedule(IN_ORDER, 5) if one[2] < one[3]]
+    assert len(waits) == 8 and max(one[-1] for one in waits) == 7.5
+
+
+def test_waiting_programs_are_stuck_if_no_row_is_whole():
+    for order, slots in ((BY_PART, ROWS), (IN_ORDER, PARTS - 1)):
+        plan = draw.waiting_schedule(order, slots)
+        assert all(one[3] == one[4] == math.inf for one in plan)
+        assert [one[0] for one in plan] == [*range(slots), *[-1] * (15 - slots)]
+    assert draw.waiting_schedule(BY_PART, 2 * ROWS + 1)[-1][-1] < math.inf
+
+
+def test_patience_ends_under_any_schedule():
+    for order in (IN_ORDER, BY_PART):
+        for slots in range(1, 8):
+            plan = draw.waiting_schedule(order, slots, patience=1.0)
+            assert all(one[-1] < math.inf for one in plan)
+    plan = draw.waiting_schedule(BY_PART, ROWS, patience=1.0)
+    assert plan[0] == (0, 0, 1, 2, 4.5)  # loads, waits, reads the row, stores
+    assert plan[-1] == (4, 9, 10, 10, 10.5)  # its partners have published
+
+
+def test_sharing_draws_its_schedules():
+    figure = draw.sharing(5, 3, 5)
+    wanted = {"ends at 7.5", "never ends: 5 of 15 programs began", "ends at 10.5"}
+    assert wanted <= set(texts(figure))
+    drawn = gids(figure)
+    assert drawn["in order: 1.0 waits"] == drawn["in order: 4.2 stores"] == 1
+    assert not any("alone" in gid for gid in drawn if "patience" not in gid)
+    assert drawn["all first parts first, with patience: 0.0 alone"] == 1
+    assert drawn["all first parts first: 4.0 waits"] == 1
+    assert not any(gid.startswith("all first parts first: 0.1") for gid in drawn)
+    with pytest.raises(ValueError, match="number of programs must be from 1 to 48"):
+        draw.sharing(7, 7, 8)
 
 
 def test_ladder_draws_bandwidths_to_scale():

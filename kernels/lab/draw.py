@@ -11,8 +11,10 @@ Weighed: triton-viz, which records a run of a kernel to be explored in a browser
 of a book needs a still that reads without one.
 """
 
+import heapq
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -950,6 +952,125 @@ def schedule(
     pic.key(33, y, "idle, the tail", **idle)
     if start:
         pic.key(58, y, f"a program starts ({start:g})", MUTED)
+    return pic.figure
+
+
+def waiting_schedule(
+    order: Sequence[tuple[int, int]],
+    slots: int,
+    *,
+    load: float = 1.0,
+    store: float = 0.5,
+    patience: float = math.inf,
+    alone: float = 2.0,
+) -> list[tuple[int, float, float, float, float]]:
+    """(slot, begin, published, resumed, end) of programs that wait for each other.
+
+    A program loads, publishes, waits until all parts of its row are published, and
+    stores. Who has waited for `patience` does without the others, in the time `alone`.
+    Programs are begun in order, each on the first free slot; what never happens is at
+    `math.inf`, and a program that never begins has slot -1.
+
+    Args:
+        order: (row, part) of each program.
+        slots: programs resident at once.
+        load, store, patience, alone: times, in one unit.
+    """
+    never = math.inf
+    plan = [[-1, never, never, never, never] for _ in order]
+    missing = Counter(row for row, _ in order)
+    events = [(0.0, "free", slot) for slot in range(slots)]
+    begun = 0
+
+    def resume(program: int, now: float, work: float) -> None:
+        plan[program][3:] = now, now + work
+        heapq.heappush(events, (now + work, "free", plan[program][0]))
+
+    while events:
+        now, what, number = heapq.heappop(events)
+        if what == "free" and begun < len(order):
+            plan[begun][:3] = number, now, now + load
+            heapq.heappush(events, (now + load, "published", begun))
+            begun += 1
+        elif what == "published":
+            row = order[number][0]
+            missing[row] -= 1
+            heapq.heappush(events, (now + patience, "tired", number))
+            if not missing[row]:
+                for program, (its_row, _) in enumerate(order):
+                    if its_row == row and plan[program][3] == never:
+                        resume(program, now, store)
+        elif what == "tired" and now < never == plan[number][3]:
+            resume(number, now, alone + store)
+    return [tuple(one) for one in plan]
+
+
+def sharing(n_rows: int, n_parts: int, slots: int, *, patience: float = 1.0) -> Figure:
+    """Programs that wait for each other, over time: in order, stuck, and with patience.
+
+    Above, the programs of a row begin one after another. In the middle all first parts
+    do, and if they take every slot, nobody ever goes on. Below, who has waited too long
+    computes its part alone.
+
+    Args:
+        n_rows, n_parts: of the tensor, at most 48 programs.
+        slots: programs resident at once, at most 8; see `waiting_schedule`.
+        patience: how long a program waits, if a load takes 1.
+    """
+    n_rows, n_parts = _count("n_rows", n_rows), _count("n_parts", n_parts)
+    _count("the number of programs", n_rows * n_parts, 48)
+    slots = _count("slots", slots, 8)
+    _positive("patience", patience)
+    in_order = [(row, part) for row in range(n_rows) for part in range(n_parts)]
+    by_part = [(row, part) for part in range(n_parts) for row in range(n_rows)]
+    panels = {
+        "in order": (in_order, math.inf),
+        "all first parts first": (by_part, math.inf),
+        "all first parts first, with patience": (by_part, patience),
+    }
+    plans = {
+        name: waiting_schedule(order, slots, store=0.5, patience=limit)
+        for name, (order, limit) in panels.items()
+    }
+    times = [time for plan in plans.values() for one in plan for time in one[1:]]
+    last = max(time for time in times if time < math.inf)
+    scale, high = 84 / last, 3.6
+    height = slots * high + 9
+    title = f"{_plural(n_rows, 'row')} of {_plural(n_parts, 'part')}, "
+    pic = _Picture(title + _plural(slots, "slot"), 3 * height + 14)
+    idle = {"fill": "#eceef0", "linewidth": 0, "edgecolor": "#c4c9d0", "hatch": "...."}
+    for panel, (name, plan) in enumerate(plans.items()):
+        top, order = 10 + height * panel, panels[name][0]
+        end = max(one[-1] for one in plan)
+        begun = sum(slot >= 0 for slot, *_ in plan)
+        fate = f"never ends: {begun} of {len(plan)} programs began"
+        pic.bold(2.5, top, name)
+        pic.text(97.5, top, fate if end == math.inf else f"ends at {end:g}", "right")
+        for slot in range(slots):
+            pic.quiet(12.6, top + 2.5 + high * (slot + 0.5), f"slot {slot}", "right")
+        for (row, part), (slot, begin, published, resumed, done) in zip(
+            order, plan, strict=True
+        ):
+            if slot < 0:
+                continue
+            y, gid = top + 2.5 + high * slot, f"{name}: {row}.{part}"
+            resumed, stores, done = (min(t, last) for t in (resumed, done - 0.5, done))
+            for kind, first, until, look in (
+                ("loads", begin, published, {"fill": _tint(BLUE, 0.55)}),
+                ("waits", published, resumed, idle),
+                ("alone", resumed, stores, {"fill": _tint(ORANGE, 0.8)}),
+                ("stores", stores, done, {"fill": _tint(GREEN, 0.65)}),
+            ):
+                if first < until:
+                    wide = scale * (until - first)
+                    text = f"{row}.{part}" if kind == "loads" and wide > 4.8 else ""
+                    place = (13.5 + scale * first, y, wide, high)
+                    pic.box(place, text, **look, gid=f"{gid} {kind}")
+    y = 3 * height + 9.4
+    pic.key(2.5, y, "row.part loads", _tint(BLUE, 0.55))
+    pic.key(28, y, "waits", **idle)
+    pic.key(44, y, "reads the row alone", _tint(ORANGE, 0.8))
+    pic.key(74, y, "stores", _tint(GREEN, 0.65))
     return pic.figure
 
 
