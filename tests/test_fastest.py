@@ -1,0 +1,642 @@
+"""One softmax for every shape: PyTorch's answers, by the kernel that the rule names."""
+
+import itertools
+import math
+import types
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import pytest
+import torch
+import triton
+
+import kernels
+from kernels import cooperative, fastest, online, tiled
+from kernels.lab import backend, check, meter, peers
+
+INF = float("inf")
+STEMS = {"tiled": tiled, "online": online, "cooperative": cooperative}
+RELATIVE = peers.RELATIVE | {torch.float64: 1e-13}
+
+SHAPES = ((), (5,), (3, 7), (2, 9, 3), (3, 2, 5, 4), (2, 3, 1, 5, 3))
+DIMS = [(shape, dim) for shape in SHAPES for dim in range(max(len(shape), 1))]
+EMPTY = ((0,), (0, 5), (5, 0), (2, 0, 3), (0, 0, 0))
+
+
+def tensor(*shape, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    values = 3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return values.to(backend.DEVICE, dtype)
+
+
+def sliced(*shape, step, **how):
+    """Every step-th index of each dimension of a larger tensor, from the second on."""
+    wide = tensor(*(step * n + 1 for n in shape), **how)
+    return wide[tuple(slice(1, step * n + 1, step) for n in shape)]
+
+
+def permuted(*shape, **how):
+    return tensor(*shape[::-1], **how).permute(tuple(range(len(shape)))[::-1])
+
+
+def expanded(*shape, keep, **how):
+    """A tensor in which those dimensions repeat one index whose place is not kept."""
+    sizes = [n if keep(place) else 1 for place, n in enumerate(shape)]
+    return tensor(*sizes, **how).expand(shape)
+
+
+LAYOUTS = {
+    "contiguous": tensor,
+    "permuted": permuted,
+    "sliced": partial(sliced, step=1),
+    "every second": partial(sliced, step=2),
+    "expanded": partial(expanded, keep=lambda place: place % 2 == 0),
+    "all alike": partial(expanded, keep=lambda place: False),
+    "offset": lambda *shape, **how: tensor(math.prod(shape) + 1, **how)[1:].view(shape),
+}
+WRITABLE = ("contiguous", "permuted", "sliced", "every second", "offset")
+
+
+def expected(x, dim=-1):
+    return torch.softmax(x.detach().double(), dim).to(x.dtype)
+
+
+def assert_right(y, x, dim=-1):
+    """Within a share of each value, however small; subnormal ones may be lost."""
+    near = {"rtol": RELATIVE[x.dtype], "atol": 1e-7 if y.dtype == torch.half else 1e-37}
+    torch.testing.assert_close(y, expected(x, dim), equal_nan=True, **near)
+
+
+def width_for(stem, dtype=torch.float32):
+    """The least power of two at which a few rows go to this chapter's kernel."""
+    widths = (2**power for power in range(3, 20))
+    return next(n for n in widths if fastest.choose(3, n, dtype) == stem)
+
+
+def input_of(stem, n_rows=3, **how):
+    """A matrix of few rows that goes to this chapter's kernel."""
+    if stem == "online":
+        return tensor(50, n_rows, **how).t()
+    return tensor(n_rows, width_for(stem, how.get("dtype", torch.float32)), **how)
+
+
+# ---- the softmax ---------------------------------------------------------------------
+
+
+def test_is_what_the_course_exports():
+    assert kernels.softmax is fastest.softmax
+
+
+def test_is_a_softmax():
+    summary = check.softmax(fastest.softmax)
+    assert summary, summary
+
+
+@pytest.mark.parametrize("dtype", fastest.DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_rank_any_dim(layout, dtype):
+    for shape, dim in DIMS:
+        x = LAYOUTS[layout](*shape, dtype=dtype)
+        y = fastest.softmax(x, dim)
+        assert y.is_contiguous() and y.dtype == dtype and y.shape == shape
+        assert_right(y, x, dim)
+
+
+def test_dimensions_count_from_the_end_as_well():
+    for shape, dim in DIMS:
+        x = tensor(*shape)
+        y = fastest.softmax(x, dim - max(len(shape), 1))
+        assert torch.equal(y, fastest.softmax(x, dim))
+    assert torch.equal(fastest.softmax(x), fastest.softmax(x, -1))
+
+
+@pytest.mark.parametrize("dtype", fastest.DTYPES)
+@pytest.mark.parametrize("shape", EMPTY)
+def test_empty_gives_empty(shape, dtype):
+    x = torch.empty(shape, dtype=dtype, device=backend.DEVICE)
+    for dim in range(len(shape)):
+        y = fastest.softmax(x, dim)
+        assert (y.shape, y.dtype, y.device) == (x.shape, dtype, x.device)
+        assert fastest.softmax(x, dim, out=y) is y
+
+
+def test_float64_keeps_its_precision():
+    x = tensor(3, 9000, dtype=torch.float64)
+    assert_right(fastest.softmax(x), x)
+    with pytest.raises(AssertionError):
+        assert_right(torch.softmax(x.float(), 1).double(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stem", STEMS)
+def test_large_magnitudes(stem, dtype):
+    largest = torch.finfo(dtype).max
+    x = input_of(stem, dtype=dtype)
+    x[0], x[0, 1] = -largest, largest  # their difference is no number of the dtype
+    x[1], x[1, -1] = largest, largest / 2
+    x[2] = 1024 + 8 * x[2].round()
+    assert_right(fastest.softmax(x), x)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_infinities_and_nan(stem):
+    x = input_of(stem, n_rows=5)
+    half = x.shape[1] // 2
+    x[0, :half], x[1, half:], x[2] = -INF, -INF, -INF
+    x[3, -1], x[4, 0] = INF, float("nan")
+    y = fastest.softmax(x)
+    assert_right(y, x)
+    assert y.isnan().all(1).tolist() == [False, False, True, True, True]
+    assert y.isnan().any(1).tolist() == [False, False, True, True, True]
+
+
+def test_moves_what_it_says():
+    for shape in ((37, 33), (3, 781), (200, 4)):
+        x = tensor(*shape)
+        counted = meter.count(fastest.softmax, x).values[:2]
+        assert counted == fastest.traffic(*shape) == (x.numel(), x.numel())
+    for x, dim in ((tensor(3, 50, 7), 1), (tensor(33, 37).t(), 1)):
+        counted = meter.count(fastest.softmax, x, dim).values[:2]
+        assert counted == (2 * x.numel(), x.numel())
+
+
+# ---- where the result goes -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", WRITABLE)
+def test_out_of_any_strides(layout):
+    for shape, dim in DIMS:
+        x, out = tensor(*shape), LAYOUTS[layout](*shape, seed=1)
+        assert fastest.softmax(x, dim, out=out) is out
+        assert_right(out, x, dim)
+
+
+@pytest.mark.parametrize("dtype", fastest.DTYPES)
+def test_out_at_any_address(dtype):
+    for n_cols, offset in itertools.product((1, 8, 33, 781), (0, 1, 4, 7)):
+        x = tensor(2, n_cols + 8, dtype=dtype)[:, offset : offset + n_cols]
+        buffer = torch.full((2 * n_cols + 16,), 7, dtype=dtype, device=x.device)
+        out = buffer[offset : offset + 2 * n_cols].view(2, n_cols)
+        assert_right(fastest.softmax(x, out=out), x)
+        assert (buffer[:offset] == 7).all() and (
+            buffer[offset + out.numel() :] == 7
+        ).all()
+
+
+@pytest.mark.parametrize("layout", WRITABLE)
+def test_out_may_be_x_itself(layout):
+    for shape, dim in DIMS:
+        x = LAYOUTS[layout](*shape)
+        before = x.clone()
+        assert fastest.softmax(x, dim, out=x) is x
+        assert_right(x, before, dim)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("shift", [-3, 3])
+def test_out_may_overlap_x(stem, shift):
+    shape = (5, 300) if stem == "online" else (2, width_for(stem))
+    buffer = tensor(math.prod(shape) + 3)
+    x, out = buffer[:-3].view(shape), buffer[3:].view(shape)
+    if shift < 0:
+        x, out = out, x
+    before = x.clone()
+    dim = 0 if stem == "online" else 1
+    fastest.softmax(x, dim, out=out)
+    assert_right(out, before, dim)
+
+
+def test_only_out_is_written():
+    x, wide = tensor(4, 50), torch.full((4, 60), 7.0, device=backend.DEVICE)
+    assert_right(fastest.softmax(x, out=wide[:, 5:55]), x)
+    assert (wide[:, :5] == 7).all() and (wide[:, 55:] == 7).all()
+
+
+def test_an_out_with_one_place_for_many_values_is_refused():
+    x, out = tensor(4, 5), tensor(1, 5).expand(4, 5)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        fastest.softmax(x, out=out)
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "words"),
+    [
+        ([1.0], TypeError, r"out must be a torch\.Tensor, got list"),
+        (tensor(2, 3).double(), TypeError, r"must be torch\.float32 as.*got.*float64"),
+        (tensor(3, 2), ValueError, r"\(2, 3\).*got \(3, 2\).*empty_like"),
+        (tensor(2, 3, 1), ValueError, r"\(2, 3\).*got \(2, 3, 1\).*empty_like"),
+        (torch.ones(2, 3, device="meta"), ValueError, r"got \(2, 3\) on 'meta'"),
+    ],
+)
+def test_an_unfit_out_is_named(out, error, words):
+    with pytest.raises(error, match=words):
+        fastest.softmax(tensor(2, 3), out=out)
+
+
+# ---- bad input -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "dim", "error", "words"),
+    [
+        ([[1.0]], 0, TypeError, r"x must be a torch\.Tensor, got list"),
+        (tensor(2, 3).int(), 0, TypeError, r"float64, got torch\.int32.*x\.float\(\)"),
+        (tensor(2, 3) > 0, 0, TypeError, r"or float64, got torch\.bool"),
+        (torch.ones(2, 3, device="meta"), 0, ValueError, r"'meta'; move it with x\.to"),
+        (tensor(2, 3), 2, IndexError, r"from -2 to 1 for shape \(2, 3\), got 2"),
+        (tensor(2, 3), -3, IndexError, r"from -2 to 1 for shape \(2, 3\), got -3"),
+        (tensor(), 1, IndexError, r"from -1 to 0 for shape \(\), got 1"),
+        (tensor(2, 3), "1", TypeError, r"dim must be an int, got '1'"),
+        (tensor(2, 3), None, TypeError, r"dim must be an int, got None"),
+        (tensor(2, 3), (0, 1), TypeError, r"dim must be an int, got \(0, 1\)"),
+        (tensor(2, 3), [0], TypeError, r"dim must be an int, got \[0\]"),
+    ],
+)
+def test_bad_input_is_named(x, dim, error, words):
+    with pytest.raises(error, match=words):
+        fastest.softmax(x, dim)
+    if isinstance(x, torch.Tensor):
+        with pytest.raises(error, match=words):
+            fastest.softmax(x, dim, out=torch.empty_like(x))
+
+
+# ---- the gradient, and the compiler --------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "dim"), DIMS)
+def test_the_gradient_is_torchs(shape, dim):
+    for dtype in fastest.DTYPES:
+        x, weights = tensor(*shape, dtype=dtype), tensor(*shape, dtype=dtype).sign()
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y = fastest.softmax(ours, dim)
+        assert_right(y.detach(), x, dim)
+        (y * weights).sum().backward()
+        (torch.softmax(theirs, dim) * weights).sum().backward()
+        near = 4 * torch.finfo(dtype).eps  # of 1, the largest softmax
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=near)
+
+
+def test_the_gradient_is_that_of_differences():
+    x = tensor(2, 3, 2, dtype=torch.float64).requires_grad_()
+    for dim, view in ((0, x), (1, x.transpose(0, 2)), (2, x[:, 1:])):
+        assert torch.autograd.gradcheck(
+            lambda v, dim=dim: fastest.softmax(v, dim), view
+        )
+    assert torch.autograd.gradgradcheck(lambda v: fastest.softmax(v, 1), x)
+
+
+def test_no_gradient_where_none_is_wanted():
+    x = tensor(3, 5).requires_grad_()
+    with pytest.raises(RuntimeError, match=r"out must be None.*no_grad"):
+        fastest.softmax(x, out=torch.empty_like(x))
+    with torch.no_grad():
+        out = torch.empty_like(x)
+        assert fastest.softmax(x).grad_fn is None
+        assert_right(fastest.softmax(x, out=out), x.detach())
+    assert fastest.softmax(x).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("x", "dim"),
+    [
+        (tensor(3, 33), -1),
+        (tensor(2, 3, 5).transpose(0, 2), 1),
+        (tensor(2, 3, dtype=torch.float64), 0),
+        (tensor(4, 6, dtype=torch.bfloat16)[:, 1:], 1),
+        (tensor(0, 5), 1),
+        (tensor(), 0),
+    ],
+)
+def test_is_a_proper_operator(x, dim):
+    operator = torch.ops.kernels.softmax.default
+    torch.library.opcheck(operator, (x, dim))
+    if x.dtype.itemsize > 2:
+        torch.library.opcheck(operator, (x.detach().clone().requires_grad_(), dim))
+
+
+def attention(x, dim):
+    """The softmax amid other operations, which the compiler takes in one graph."""
+    return 2 * fastest.softmax(x * 3, dim) + 1
+
+
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("how", BACKENDS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_in_one_graph(how, dynamic):
+    torch.compiler.reset()
+    compiled = torch.compile(attention, fullgraph=True, backend=how, dynamic=dynamic)
+    for shape, dim in (((3, 33), -1), ((4, 21), -1), ((2, 3, 5), 1), ((7, 4), 0)):
+        x = tensor(*shape)
+        torch.testing.assert_close(compiled(x, dim), attention(x, dim))
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        compiled(ours, dim).pow(2).sum().backward()
+        (2 * torch.softmax(theirs * 3, dim) + 1).pow(2).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("how", BACKENDS)
+def test_compiles_with_out(how):
+    torch.compiler.reset()
+    compiled = torch.compile(fastest.softmax, fullgraph=True, backend=how)
+    x = tensor(4, 21)
+    before, out = x.clone(), torch.empty_like(x)
+    assert compiled(x, out=out) is out
+    assert_right(out, before)
+    compiled(x, 0, out=x)
+    assert_right(x, before, 0)
+
+
+# ---- the rule ------------------------------------------------------------------------
+
+MANY = 10**6
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_cols", "dtype", "stem"),
+    [
+        (MANY, 1, torch.float32, "tiled"),
+        (MANY, 32, torch.float32, "tiled"),
+        (MANY, 781, torch.bfloat16, "tiled"),
+        (MANY, 8192, torch.float16, "tiled"),
+        (1, 1024, torch.float32, "tiled"),
+        (1, 2**20, torch.float32, "cooperative"),
+        (1, 2**20, torch.bfloat16, "cooperative"),
+        (4096, 50257, torch.float32, "cooperative"),
+        (4096, 131072, torch.bfloat16, "cooperative"),
+        (1, cooperative.MAX_COLS, torch.bfloat16, "cooperative"),
+        (1, cooperative.MAX_COLS + 1, torch.bfloat16, "online"),
+        (tiled.MAX_ROWS, 2, torch.float16, "tiled"),
+        (tiled.MAX_ROWS + 1, 2, torch.float16, "online"),
+        (MANY, 32, torch.float64, "online"),
+        (1, 2**20, torch.float64, "online"),
+    ],
+)
+def test_known_answers(n_rows, n_cols, dtype, stem):
+    assert fastest.choose(n_rows, n_cols, dtype) == stem
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n_rows", [1, MANY])
+def test_rows_are_shared_from_some_length_on(n_rows, dtype):
+    """One seam along N; where rows are few it does not come later."""
+    lengths = sorted(
+        {max(2**power + odd, 1) for power in range(28) for odd in (-1, 0, 1)}
+    )
+    answers = [
+        fastest.choose(n_rows, n, dtype) for n in lengths if n <= cooperative.MAX_COLS
+    ]
+    assert [stem for stem, _ in itertools.groupby(answers)] == ["tiled", "cooperative"]
+    few = [fastest.choose(1, n, dtype) for n in lengths if n <= cooperative.MAX_COLS]
+    assert few.count("tiled") <= answers.count("tiled")
+
+
+def test_no_kernel_is_asked_for_more_than_it_takes():
+    columns = [2**power + odd for power in range(28) for odd in (0, 1)]
+    rows = (1, 100, 10**4, MANY, tiled.MAX_ROWS, tiled.MAX_ROWS + 1)
+    for n_rows, n_cols, dtype in itertools.product(rows, columns, fastest.DTYPES):
+        stem = fastest.choose(n_rows, n_cols, dtype)
+        module = STEMS[stem]
+        assert n_cols <= getattr(module, "MAX_COLS", INF)
+        assert n_rows <= getattr(module, "MAX_ROWS", INF)
+        assert stem == "online" or dtype in backend.DTYPES
+
+
+class Spy:
+    """A kernel that notes its chapter at each launch."""
+
+    def __init__(self, stem, launched):
+        self.stem, self.launched = stem, launched
+        self.kernel = STEMS[stem].softmax_kernel
+
+    def __getitem__(self, grid):
+        self.launched.append(self.stem)
+        return self.kernel[grid]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The chapters whose kernels are launched by Triton, with nothing prepared yet."""
+    stems = []
+    for stem, module in STEMS.items():
+        monkeypatch.setattr(module, "softmax_kernel", Spy(stem, stems))
+    monkeypatch.setattr(fastest, "_launches", {})
+    return stems
+
+
+@pytest.mark.parametrize("dtype", fastest.DTYPES)
+def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
+    for shape in ((1, 1), (3, 33), (200, 64), (1, 9000), (1, 40_000)):
+        launched.clear()
+        x = tensor(*shape, dtype=dtype)
+        assert_right(fastest.softmax(x), x)
+        assert launched == [fastest.choose(*shape, dtype)]  # once: nothing is tried out
+
+
+def test_every_answer_is_launched_somewhere(launched):
+    for stem in STEMS:
+        fastest.softmax(input_of(stem, n_rows=2))
+    assert launched == [*STEMS]
+
+
+@pytest.mark.parametrize(
+    ("x", "dim", "stems"),
+    [
+        (tensor(3, 50, 7), 1, ["online"]),  # columns do not follow each other
+        (tensor(50, 3).t(), 1, ["online"]),
+        (tensor(3, 100)[:, ::2], 1, ["online"]),
+        (tensor(3, 1).expand(3, 50), 1, ["online"]),
+        (tensor(3, 50, 1), 1, ["tiled"]),
+        (tensor(3, 60)[:, 5:55], 1, ["tiled"]),
+        (tensor(1, 50).expand(3, 50), 1, ["tiled"]),
+        (tensor(2, 6, 4, 5)[:, ::2, ::2], 3, ["tiled"]),  # by way of a copy
+        (tensor(3, 0), 1, []),
+    ],
+)
+def test_strides_decide_as_well(launched, x, dim, stems):
+    assert_right(fastest.softmax(x, dim), x, dim)
+    assert launched == stems
+
+
+# ---- the first call, and those after it ----------------------------------------------
+
+
+def tuned(module):
+    """The names of what Triton would tune at its first launch."""
+    kinds = triton.runtime.Autotuner
+    return [name for name, value in vars(module).items() if isinstance(value, kinds)]
+
+
+def test_nothing_is_tuned():
+    assert not any(tuned(module) for module in (fastest, *STEMS.values()))
+    configs = [triton.Config({}, num_warps=warps) for warps in (1, 2)]
+    kernel = triton.autotune(configs, key=[])(tiled.softmax_kernel)
+    assert tuned(types.SimpleNamespace(kernel=kernel)) == ["kernel"]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_launch_that_is_prepared_serves_other_tensors(stem):
+    for seed in range(2):
+        x = input_of(stem, n_rows=2, seed=seed)
+        assert_right(fastest.softmax(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_launch_is_prepared_for_one_alignment(dtype):
+    for n_cols in (64, 33):
+        for offset in (0, 1, 2, 3, 4, 8, 0):  # elements from an aligned address
+            x = tensor(4 * n_cols + 8, dtype=dtype)[offset:][: 4 * n_cols]
+            x = x.view(4, n_cols)
+            assert_right(fastest.softmax(x), x)
+
+
+def test_so_many_launches_are_kept_and_no_more(monkeypatch):
+    monkeypatch.setattr(fastest, "_launches", {})
+    monkeypatch.setattr(fastest, "MOST_LAUNCHES", 3)
+    for n_cols in (*range(1, 9), *range(1, 9)):
+        x = tensor(2, n_cols)
+        assert_right(fastest.softmax(x), x)
+        assert len(fastest._launches) <= 3
+
+
+def test_bad_input_is_named_after_a_good_call():
+    x = tensor(2, 3)
+    fastest.softmax(x, 1)
+    with pytest.raises(TypeError, match="must be a"):
+        fastest.softmax(x.tolist(), 1)
+    with pytest.raises(TypeError, match="int32"):
+        fastest.softmax(x.int(), 1)
+    with pytest.raises(ValueError, match="meta"):
+        fastest.softmax(x.to("meta"), 1)
+
+
+# ---- what only a GPU can show --------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("with_out", [False, True])
+def test_a_graph_is_captured_and_replayed(stem, with_out):
+    x = input_of(stem)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    how = {"out": out} if with_out else {}
+    fastest.softmax(x, **how)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = fastest.softmax(x, **how)
+    for seed in range(1, 5):
+        x.copy_(input_of(stem, seed=seed))
+        y.fill_(7)
+        graph.replay()
+        between = input_of(stem, seed=9)
+        assert_right(
+            fastest.softmax(between), between
+        )  # the graph's scratch is its own
+        assert_right(y, x)
+
+
+@pytest.mark.gpu
+def test_one_graph_of_many_calls():
+    inputs = [input_of(stem, seed=seed) for stem in STEMS for seed in range(3)]
+    for x in inputs:
+        fastest.softmax(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [fastest.softmax(x) for x in inputs]
+    for _ in range(3):
+        for x in inputs:
+            x.normal_()
+        graph.replay()
+        for y, x in zip(outputs, inputs, strict=True):
+            assert_right(y, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stem", STEMS)
+def test_streams_at_once(stem):
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    inputs = [[input_of(stem, seed=10 * i + j) for j in range(20)] for i in range(4)]
+    torch.cuda.synchronize()
+    outputs = [[] for _ in streams]
+    for turn in range(20):
+        for place, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                outputs[place].append(fastest.softmax(inputs[place][turn]))
+    torch.cuda.synchronize()
+    for some, results in zip(inputs, outputs, strict=True):
+        for x, y in zip(some, results, strict=True):
+            assert_right(y, x)
+
+
+@pytest.mark.gpu
+def test_threads_at_once():
+    def work(seed):
+        inputs = [input_of(stem, seed=seed) for stem in STEMS]
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            pairs = [(x, fastest.softmax(x)) for _ in range(20) for x in inputs]
+        stream.synchronize()
+        return pairs
+
+    with ThreadPoolExecutor(4) as pool:
+        for pairs in pool.map(work, range(4)):
+            for x, y in pairs:
+                assert_right(y, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("stem", "n_cols", "dtype", "dim"),
+    [
+        ("tiled", 1000, torch.bfloat16, 1),
+        ("tiled", 1001, torch.bfloat16, 1),
+        ("cooperative", 2**17, torch.bfloat16, 1),
+        ("cooperative", 2**17 + 1, torch.bfloat16, 1),
+        ("online", 4096, torch.float64, 1),
+        ("online", 4096, torch.bfloat16, 0),
+    ],
+)
+def test_more_than_2_to_31_values(stem, n_cols, dtype, dim):
+    n_rows = 2**31 // n_cols + 5
+    needed = 3 * n_rows * n_cols * dtype.itemsize
+    if torch.cuda.mem_get_info()[0] < needed:
+        pytest.skip(f"needs {needed / 1e9:.0f} GB of GPU memory")
+    assert dim == 0 or fastest.choose(n_rows, n_cols, dtype) == stem
+    x = torch.empty(n_rows, n_cols, dtype=dtype, device=backend.DEVICE).normal_()
+    y = fastest.softmax(x, dim)
+    for some in (slice(0, 2), slice(n_rows // 2, n_rows // 2 + 2), slice(-3, None)):
+        if dim == 1:
+            assert_right(y[some], x[some])
+        else:
+            assert_right(y[:, some], x[:, some], 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n_rows", [2, 1000])
+def test_both_sides_of_the_seam(n_rows, dtype):
+    lengths = range(1, 2**18)
+    seam = next(n for n in lengths if fastest.choose(n_rows, n, dtype) != "tiled")
+    for n_cols in (seam - 8, seam - 1, seam, seam + 1, seam + 7):
+        x = torch.randn(n_rows, n_cols, device=backend.DEVICE).to(dtype)
+        assert_right(fastest.softmax(x), x)
+
+
+@pytest.mark.gpu
+def test_another_gpu_than_the_current_one():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for stem in STEMS:
+        here = input_of(stem)
+        there = here.to("cuda:1")
+        for _ in range(2):
+            for x in (here, there):
+                y, out = fastest.softmax(x), torch.empty_like(x)
+                assert y.device == x.device
+                assert_right(y, x)
+                assert_right(fastest.softmax(x, out=out), x)
+                z = x.clone().requires_grad_()
+                assert_right(fastest.softmax(z).detach(), x)
+        assert torch.cuda.current_device() == 0
