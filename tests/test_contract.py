@@ -16,6 +16,8 @@ SOFTMAXES = {
     for stem, module in MODULES.items()
     if hasattr(module, "softmax")
 }
+OF_ANY_TENSOR = {"fastest"}  # any rank, float64 too; all others are of a matrix's rows
+OF_ANY_LENGTH = {"eager", "online", "fastest"}  # no MAX_COLS to name
 
 
 @pytest.fixture(params=SOFTMAXES)
@@ -23,12 +25,38 @@ def softmax(request):
     return SOFTMAXES[request.param]
 
 
+@pytest.fixture(params=sorted(set(SOFTMAXES) - OF_ANY_TENSOR))
+def softmax_of_rows(request):
+    return SOFTMAXES[request.param]
+
+
+@pytest.fixture(params=sorted(OF_ANY_TENSOR))
+def softmax_of_any(request):
+    return SOFTMAXES[request.param]
+
+
+@pytest.fixture(params=sorted(set(SOFTMAXES) - OF_ANY_LENGTH))
+def limited(request):
+    return MODULES[request.param]
+
+
 def matrix(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype, device=backend.DEVICE)
 
 
+def unread(n_rows: int, n_cols: int) -> torch.Tensor:
+    """A matrix whose values nobody looks at, so that memory need not be touched."""
+    return torch.empty(n_rows, n_cols, device=backend.DEVICE)
+
+
 def test_every_chapter_but_the_traffic_has_one():
     assert set(kernels.CHAPTERS) - set(SOFTMAXES) == {"traffic"}
+
+
+def test_the_course_exports_the_one_of_any_tensor():
+    assert {stem for stem in SOFTMAXES if SOFTMAXES[stem] is kernels.softmax} == {
+        "fastest"
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,7 +66,6 @@ def test_every_chapter_but_the_traffic_has_one():
         (None, "NoneType"),
         (matrix(2, 2, dtype=torch.int32), "torch.int32"),
         (matrix(2, 2, dtype=torch.bool), "torch.bool"),
-        (matrix(2, 2, dtype=torch.float64), "torch.float64"),
         (matrix(2, 2, dtype=torch.complex64), "torch.complex64"),
     ],
 )
@@ -47,10 +74,24 @@ def test_wrong_type_is_named(softmax, x, got):
         softmax(x)
 
 
+def test_float64_is_a_wrong_type_of_rows(softmax_of_rows):
+    with pytest.raises(TypeError, match=r"x must be .*got torch\.float64"):
+        softmax_of_rows(matrix(2, 2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
-def test_wrong_rank_is_named(softmax, shape):
+def test_wrong_rank_is_named(softmax_of_rows, shape):
     with pytest.raises(ValueError, match=r"2 dimensions.*reshape"):
-        softmax(matrix(*shape))
+        softmax_of_rows(matrix(*shape))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+@pytest.mark.parametrize("dtype", [*backend.DTYPES, torch.float64])
+def test_any_rank_and_float64_where_they_are_promised(softmax_of_any, shape, dtype):
+    x = matrix(*shape, dtype=dtype)
+    result = softmax_of_any(x)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result, torch.softmax(x, -1))
 
 
 def test_unreachable_device_is_named(softmax):
@@ -66,18 +107,24 @@ def test_empty_gives_empty(softmax, shape):
         assert (result.shape, result.dtype, result.device) == (x.shape, dtype, x.device)
 
 
-def test_row_beyond_the_limit_is_named(softmax, request):
-    stem = request.node.callspec.params["softmax"]
-    if stem == "eager":
-        assert not hasattr(MODULES[stem], "MAX_COLS")  # PyTorch has no limit to name
-        return
-    limit = MODULES[stem].MAX_COLS
+def test_a_limit_is_stated_wherever_there_is_one():
+    stated = {stem for stem in SOFTMAXES if hasattr(MODULES[stem], "MAX_COLS")}
+    assert stated == set(SOFTMAXES) - OF_ANY_LENGTH
+
+
+def test_row_beyond_the_limit_is_named(limited):
+    limit = limited.MAX_COLS
     with pytest.raises(ValueError, match=rf"at most {limit} columns.*got {limit + 1}"):
-        softmax(matrix(1, limit + 1))
+        limited.softmax(unread(1, limit + 1))
 
 
-def test_no_rows_beyond_the_limit_are_still_an_error(softmax, request):
-    module = MODULES[request.node.callspec.params["softmax"]]
-    if hasattr(module, "MAX_COLS"):
-        with pytest.raises(ValueError, match="columns"):
-            softmax(matrix(0, module.MAX_COLS + 1))
+def test_no_rows_beyond_the_limit_are_still_an_error(limited):
+    with pytest.raises(ValueError, match="columns"):
+        limited.softmax(unread(0, limited.MAX_COLS + 1))
+
+
+@pytest.mark.parametrize("stem", sorted(OF_ANY_LENGTH))
+def test_rows_longer_than_any_program_where_no_limit_is_stated(stem):
+    longest = max(getattr(MODULES[one], "MAX_COLS", 0) for one in ("program", "tiled"))
+    x = matrix(1, longest + 1)
+    torch.testing.assert_close(SOFTMAXES[stem](x), torch.softmax(x, 1))
