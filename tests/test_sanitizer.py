@@ -67,9 +67,9 @@ def sanitized(function) -> subprocess.CompletedProcess:
     path = os.pathsep.join([str(here.parent), str(here.parents[1])])
     changed = {"PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     call = f"import {here.stem}; {here.stem}.{function.__name__}()"
+    options = ["--tool", "memcheck", "--error-exitcode", "86"]
     return subprocess.run(
-        [tool, "--tool", "memcheck", "--error-exitcode", "86", sys.executable]
-        + ["-c", call],
+        [tool, *options, sys.executable, "-c", call],
         env=os.environ | changed,
         capture_output=True,
         text=True,
