@@ -82,8 +82,8 @@ def softmax(
     try:
         key = (x.shape, x.stride(), x.dtype, x.device, dim, x.data_ptr() % 16)
         launch = _launches.get(key)
-    except (AttributeError, RuntimeError, TypeError):
-        launch = None  # something is no tensor, or has no data: the checks will say
+    except (AttributeError, RuntimeError, TypeError):  # no tensor, or without data
+        return _unusual(x, dim, None)
     if launch is None:
         _validate(x, dim)
     if x.requires_grad and torch.is_grad_enabled():
@@ -165,10 +165,12 @@ def _prepare(output: torch.Tensor, x: torch.Tensor, dim: int) -> Launch:
     try:
         matrix = x.view(-1, n_cols)
     except RuntimeError:  # no strides describe these rows
-        return lambda output, x: _launch_matrix(output, x.reshape(-1, n_cols))
+        return lambda output, x: _launch_copy(output, x.contiguous(), dim)
     kernel = choose(*matrix.shape, x.dtype)
     if kernel == "online" or (matrix.stride(1) != 1 and n_cols > 1):
-        return lambda output, x: online.launch(output.view(view), x.view(view))
+        return lambda output, x: online.launch(
+            output.view(-1, n_cols).t()[None], x.view(-1, n_cols).t()[None]
+        )
     output = output.view(-1, n_cols)
     if kernel == "tiled":
         n_programs, numbers, constants = tiled.arguments(output, matrix)
@@ -180,8 +182,8 @@ def _prepare(output: torch.Tensor, x: torch.Tensor, dim: int) -> Launch:
     return lambda output, x: repeated(output, x, *scratch(n_words, x.device), *numbers)
 
 
-def _launch_matrix(output: torch.Tensor, x: torch.Tensor) -> None:
-    output.copy_(softmax(x).view_as(output))
+def _launch_copy(output: torch.Tensor, x: torch.Tensor, dim: int) -> None:
+    _prepare(output, x, dim)(output, x)
 
 
 def _validate(x: torch.Tensor, dim: int) -> None:
@@ -192,6 +194,8 @@ def _validate(x: torch.Tensor, dim: int) -> None:
             "x must be float32, float16, bfloat16 or float64, got "
             f"{x.dtype}; convert it with x.float()"
         )
+    if x.layout != torch.strided:
+        raise ValueError(f"x must be strided, got {x.layout}; x.to_dense() would do")
     if x.device.type != backend.DEVICE:
         raise ValueError(
             f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
