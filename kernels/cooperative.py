@@ -2,10 +2,8 @@
 
 Builds on: `kernels.tiled` and the (max, sum) pairs of `kernels.online`.
 Changes: a program holds one part of a row. It publishes the part's (max, sum), waits
-    for those of the other parts, and normalises what it still holds. Whoever waits too
-    long does without the others, so that the kernel ends under any schedule.
-Costs: MN values read and MN written, and two 64-bit words for each part. A program that
-    does without the others reads its row again.
+    for those of the other parts, and normalises what it still holds.
+Costs: MN values read and MN written, and two 64-bit words for each part.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
@@ -25,7 +23,7 @@ from kernels.tiled import accesses, again, fetch, power, shift, split
 __all__ = ["MAX_COLS", "Plan", "plan", "softmax", "softmax_kernel", "traffic"]
 
 MAX_COLS = 2**27
-"""The longest row. It is quick while all its parts can be resident at the same time."""
+"""The longest row: its parts must be able to run at the same time to be quick."""
 
 FEW_BYTES = 12 * 2**20  # of a tensor: less does not fill the GPU
 MANY_BYTES = 2**27  # of a tensor: more than twice what all SMs hold
@@ -42,13 +40,11 @@ def word_of(value, tag):
 
 @triton.jit
 def value_of(word):
-    """The float32 of a word."""
     return (word >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def of_call(word, tag):
-    """Whether a word is of this call: then its number is too, in whatever order."""
     return (word & 0xFFFFFFFF) == tag
 
 
@@ -230,8 +226,7 @@ class Scratch:
     """The words of one stream's calls.
 
     Calls on a stream follow each other. What an earlier one left is told from this
-    one's words by the tag, so that nothing need be cleared. Should calls overlap after
-    all, one loses its words to the other, runs out of patience, and is right.
+    one's words by the tag, so that nothing need be cleared.
     """
 
     def __init__(self) -> None:
