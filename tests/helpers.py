@@ -1,0 +1,342 @@
+"""What many tests need: inputs, the comparison, wrong helpers, and stand-ins for a GPU.
+
+Tests import it as `from tests.helpers import matrix, assert_right`.
+"""
+
+import contextlib
+import ctypes
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from kernels.lab import backend, gpu, launch
+
+# ---- inputs --------------------------------------------------------------------------
+
+
+def matrix(
+    n_rows: int,
+    n_cols: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    seed: int = 0,
+    scale: float = 3.0,
+    stride: int | None = None,
+    offset: int = 0,
+) -> torch.Tensor:
+    """A random matrix on the device that kernels run on; the same in every call.
+
+    What lies before, between and after the rows is NaN: a kernel that uses it shows.
+
+    Args:
+        n_rows, n_cols: the shape. Other shapes have other values.
+        dtype: of the values.
+        seed: another seed makes other values.
+        scale: the values' standard deviation.
+        stride: elements from one row's start to the next one's; None means n_cols.
+        offset: elements from an address that is a multiple of 16 bytes to the first.
+
+    Raises:
+        ValueError: stride is below n_cols, so that rows would overlap.
+    """
+    stride = n_cols if stride is None else stride
+    if stride < n_cols:
+        raise ValueError(f"stride must be at least n_cols = {n_cols}, got {stride}")
+    generator = torch.Generator().manual_seed(n_rows + n_cols + seed)
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    values = scale * torch.randn(n_rows, n_cols, generator=generator, dtype=drawn)
+    values = values.to(backend.DEVICE, dtype)
+    if stride == n_cols and offset == 0:
+        return values
+    length = 2 * offset + n_rows * stride
+    flat = torch.full((length,), float("nan"), dtype=dtype, device=backend.DEVICE)
+    view = flat.as_strided((n_rows, n_cols), (stride, 1), offset)
+    return view.copy_(values)
+
+
+# ---- the comparison ------------------------------------------------------------------
+
+# How far a softmax may be from the softmax in float64 that is rounded to its dtype:
+# a share of the value (rtol), and the values that a kernel may flush to 0 (atol).
+# float32 has 2⁻²³ between 1 and the next number, and errs by about 2⁻²⁴ |x - max|;
+# in the interpreter float32 becomes bfloat16 by truncation, which errs by up to 2⁻⁷.
+TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float64: {"rtol": 1e-13, "atol": 1e-37},
+    torch.float32: {"rtol": 2.0**-16, "atol": 1e-37},
+    torch.float16: {"rtol": 2.0**-8, "atol": 1e-7},
+    torch.bfloat16: {"rtol": 2.0**-5, "atol": 1e-37},
+}
+
+
+def expected(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """The softmax of x, computed in float64 and rounded to x's dtype."""
+    return torch.softmax(x.detach().double(), dim).to(x.dtype)
+
+
+def assert_right(y: torch.Tensor, x: torch.Tensor, dim: int = -1) -> None:
+    """Asserts that y is the softmax of x along dim, within `TOLERANCES` of x's dtype.
+
+    The shape, the dtype and the device must be x's. NaN is right where PyTorch has it.
+    """
+    wanted = expected(x, dim)
+    torch.testing.assert_close(y, wanted, equal_nan=True, **TOLERANCES[x.dtype])
+
+
+# ---- wrong kernels -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def patched(module: ModuleType, name: str, wrong: Any) -> Iterator[None]:
+    """While active, the kernels of a module call `wrong` in place of a helper function.
+
+    A kernel looks its helpers up by name in the module that it is defined in. So
+    `module` is that of the kernel that calls the helper, which may have imported it.
+
+    On a GPU, Triton remembers what it has compiled, and never asks again whether a
+    helper is the same. So all kernels forget what they are for as long as this lasts,
+    and have it back afterwards. So do the launches that keep a compiled kernel.
+    Processes of `process.call_in` do not notice: `compile.aot` and, on a GPU,
+    `meter.count` see the right helper.
+
+    Args:
+        module: in which a `@triton.jit` function is replaced.
+        name: of the function.
+        wrong: a Python function of the same parameters, or a `@triton.jit` function.
+    """
+    right = getattr(module, name)
+    if not isinstance(wrong, triton.runtime.KernelInterface):
+        noinline = getattr(right, "noinline", None)  # interpreted functions lack it
+        wrong = triton.jit(noinline=noinline)(wrong)
+    with patch.object(module, name, wrong), _forgotten():
+        yield
+
+
+_REMEMBERED = ("hash", "used_global_vals", "device_caches")
+
+
+@contextlib.contextmanager
+def _forgotten() -> Iterator[None]:
+    """While active, nothing that was compiled before is used; afterwards only that."""
+    kernels = _all_of(JITFunction)
+    kept = [{key: getattr(kernel, key) for key in _REMEMBERED} for kernel in kernels]
+    for kernel in kernels:
+        kernel.hash = None
+        kernel.used_global_vals = {}
+        kernel.device_caches = defaultdict(kernel.create_binder)
+    for cached in _all_of(launch.CachedLaunch):
+        cached.compiled = None
+    try:
+        yield
+    finally:
+        for kernel, memory in zip(kernels, kept, strict=True):
+            vars(kernel).update(memory)
+        for cached in _all_of(launch.CachedLaunch):
+            cached.compiled = None
+
+
+def _all_of(kind: type) -> list[Any]:
+    return [thing for thing in gc.get_objects() if type(thing) is kind]
+
+
+# ---- stand-ins for what only a GPU has -----------------------------------------------
+
+
+class FakeCompiled:
+    """Stands in for the compiled kernel that a launch on a GPU returns.
+
+    Subscripted by a grid and called with every argument of the kernel in order, it runs
+    the kernel, in the interpreter too, so that a wrong argument makes a wrong result.
+    As a compiled kernel, it takes no names, no fewer arguments and no shorter grid.
+
+    Attributes:
+        calls: (grid, arguments) of each call.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.calls: list[tuple[tuple[int, ...], tuple]] = []
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        x, y, z = grid
+
+        def run(*args: Any) -> None:
+            n_params = len(self.kernel.arg_names)
+            if len(args) != n_params:
+                raise TypeError(f"expected {n_params} arguments, got {len(args)}")
+            self.calls.append((grid, args))
+            self.kernel[x, y, z](*args)
+
+        return run
+
+
+class FakeKernel:
+    """Stands in for a `@triton.jit` kernel of which each launch returns what it used.
+
+    In the interpreter a launch returns None. This one runs the kernel and returns a
+    `FakeCompiled`, so that the path of later calls can be tested without a GPU:
+
+        kernel = FakeKernel(tiled.softmax_kernel)
+        monkeypatch.setattr(tiled, "softmax_kernel", kernel)
+
+    Attributes:
+        calls: (grid, arguments, keywords) of each launch through Triton.
+        compiled: what each launch returns.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.calls: list[tuple[tuple[int, ...], tuple, dict[str, Any]]] = []
+        self.compiled = FakeCompiled(kernel)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **keywords: Any) -> FakeCompiled:
+            self.calls.append((grid, args, keywords))
+            self.kernel[grid](*args, **keywords)
+            return self.compiled
+
+        return launch
+
+
+ATTRIBUTES = {  # of cuda.h, by number, with an H200's answers
+    **{1: 1024, 10: 32, 12: 65536, 16: 132, 36: 3201000, 37: 6144, 38: 62914560},
+    **{39: 2048, 75: 9, 76: 0, 81: 233472, 82: 65536, 97: 232448, 106: 32, 111: 1024},
+}
+
+
+class FakeDriver:
+    """Stands in for the library of the CUDA driver, on a machine with one GPU.
+
+    Args:
+        name: of the GPU.
+        attributes: answers of the GPU that are not an H200's, by number.
+        failing: the function that returns an error; None where all succeed.
+        blocks: the driver's answer to every question for occupancy.
+        free, total: memory of the GPU in bytes.
+
+    Attributes:
+        calls: (function, arguments…) of each call, in order.
+    """
+
+    DEVICE = 7  # the handle of the only GPU
+
+    def __init__(
+        self,
+        name: str = "NVIDIA H200",
+        *,
+        attributes: dict[int, int] | None = None,
+        failing: str | None = None,
+        blocks: int = 5,
+        free: int = 140 * 10**9,
+        total: int = 150 * 10**9,
+    ) -> None:
+        self.name, self.failing, self.blocks = name, failing, blocks
+        self.attributes = ATTRIBUTES | (attributes or {})
+        self.free, self.total = free, total
+        self.calls: list[tuple] = []
+
+    @property
+    def names(self) -> list[str]:
+        """The functions that were called, in order."""
+        return [name for name, *_ in self.calls]
+
+    def __getattr__(self, function: str) -> Any:
+        answer = _ANSWERS.get(function)
+        if answer is None:
+            raise AttributeError(f"undefined symbol: {function}")
+
+        def call(*arguments: Any) -> int:
+            self.calls.append((function, *arguments))
+            return 999 if function == self.failing else answer(self, *arguments) or 0
+
+        return call
+
+
+def _set(reference: Any, value: Any) -> None:
+    """Writes through what ctypes.byref returned."""
+    reference._obj.value = value
+
+
+def _get_device(driver: FakeDriver, device: Any, ordinal: int) -> int:
+    _set(device, driver.DEVICE)
+    return 0 if ordinal == 0 else 101
+
+
+def _get_name(driver: FakeDriver, buffer: Any, size: int, device: Any) -> None:
+    assert len(driver.name) < size
+    buffer.value = driver.name.encode()
+
+
+def _get_attribute(driver: FakeDriver, value: Any, number: int, device: Any) -> None:
+    assert device.value == driver.DEVICE
+    _set(value, driver.attributes[number])
+
+
+def _get_memory(driver: FakeDriver, free: Any, total: Any) -> None:
+    _set(free, driver.free)
+    _set(total, driver.total)
+
+
+def _get_error_name(driver: FakeDriver, code: int, text: Any) -> None:
+    known = {101: b"CUDA_ERROR_INVALID_DEVICE", 999: b"CUDA_ERROR_UNKNOWN"}
+    _set(text, known[code])
+
+
+def _nothing(driver: FakeDriver, *arguments: Any) -> None:
+    """For calls of which only the success matters."""
+
+
+_ANSWERS = {
+    "cuInit": _nothing,
+    "cuDeviceGet": _get_device,
+    "cuDeviceGetCount": lambda driver, count: _set(count, 1),
+    "cuDeviceGetName": _get_name,
+    "cuDeviceGetAttribute": _get_attribute,
+    "cuMemGetInfo_v2": _get_memory,
+    "cuGetErrorName": _get_error_name,
+    "cuDevicePrimaryCtxRetain": _nothing,
+    "cuCtxPushCurrent_v2": _nothing,
+    "cuCtxPopCurrent_v2": _nothing,
+    "cuModuleLoadData": _nothing,
+    "cuModuleUnload": _nothing,
+    "cuModuleGetFunction": _nothing,
+    "cuFuncSetAttribute": _nothing,
+    "cuOccupancyMaxActiveBlocksPerMultiprocessor": (
+        lambda driver, blocks, *asked: _set(blocks, driver.blocks)
+    ),
+}
+
+
+@contextlib.contextmanager
+def fake_gpu(**facts: Any) -> Iterator[FakeDriver]:
+    """While active, the CUDA driver's library is a `FakeDriver` of these facts.
+
+    As a fixture:
+
+        @pytest.fixture
+        def driver():
+            with fake_gpu(name="NVIDIA H20") as driver:
+                yield driver
+    """
+    driver, load = FakeDriver(**facts), ctypes.CDLL
+
+    def fake_load(name: Any, *rest: Any, **options: Any) -> Any:
+        is_driver = name == "libcuda.so.1"
+        return driver if is_driver else load(name, *rest, **options)
+
+    gpu.current.cache_clear()
+    with (
+        patch.object(ctypes, "CDLL", fake_load),
+        patch.object(backend, "has_gpu", lambda: True),
+    ):
+        yield driver
+    gpu.current.cache_clear()
