@@ -43,6 +43,23 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
     return Pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+"""Fields of a configuration that are options of the launch, not constexprs."""
+
+
+def constants_of(config: Any) -> dict[str, Any]:
+    """The fields of a chapter's Config as a launch's constants.
+
+    Args:
+        config: a dataclass whose fields are the kernel's constexprs, in their order and
+            in lower case, and OPTIONS.
+    """
+    return {
+        name if name in OPTIONS else name.upper(): value
+        for name, value in vars(config).items()
+    }
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
@@ -75,9 +92,7 @@ class Launch:
                 and alignment. They are not checked.
         """
         extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
-        return self.kernel[self.grid](
-            *tensors, *extra, *self.scalars, **self.constants
-        )
+        return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
 
     @property
     def arguments(self) -> tuple:
