@@ -5,50 +5,72 @@
 #:   make book     build the HTML book, strictly, into _build/html
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
-#:   make bench    on a GPU: measure the benchmark of chapter 13, peers beside it
+#:   make bench    on a GPU: measure the benchmark of chapter 15, peers beside it
+#:   make pairs    make test on several pairs of PyTorch and Triton (downloads each)
 #:
 #: Each target makes what it needs in .venv (Python 3.11 or newer) and keeps it up to date.
-#: ARGS="..."                 goes to JupyterLab or pytest:  make lab ARGS=--no-browser
+#: ARGS="..."                 goes to JupyterLab, pytest or the benchmark:
+#:                            make lab ARGS=--no-browser
 #: PYTHON=/path/to/python     uses that interpreter as it is and installs nothing
 #: BASE_PYTHON=python3.12     makes .venv with that Python instead of python3
+#: PAIRS="2.13+3.9.0 ..."     the pairs that make pairs tries, PyTorch+Triton
 
 BASE_PYTHON ?= python3
 PY := $(or $(PYTHON),.venv/bin/python)
-READY := $(if $(PYTHON),check-python,.venv/.ready)
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
+PAIRS ?= 2.11+3.6.0 2.13+3.7.1 2.13+3.9.0
+
+# An environment of the learner's own needs only what the target uses: groups of
+# pyproject.toml, or packages.
+ready = $(if $(PYTHON),check-$(1),.venv/.ready)
+needs-lab := run lab
+needs-test := run test
+needs-book := book
+needs-lint := ruff
+needs-record := run lab
+needs-bench := run
 
 # Notebook kernels find the course through PYTHONPATH, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+export BASE_PYTHON ARGS
 
-.PHONY: help lab test book lint record bench check-python
+.PHONY: help lab test book lint record bench pairs
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
-lab: $(READY)
+lab: $(call ready,lab)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/01_eager.ipynb $(ARGS)
 
-test: $(READY)
+test: $(call ready,test)
 	$(PY) -m pytest $(ARGS)
 
-book: $(READY)
+book: $(call ready,book)
 	$(PY) -m jupyter book build . --all -W -n --keep-going
 
-lint: $(READY)
+lint: $(call ready,lint)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
 # The commit that rows are recorded under: asked for before anything is rewritten.
 COMMIT = $(or $(COURSE_COMMIT),$(shell git describe --always --dirty 2>/dev/null || echo unknown))
-record: $(READY)
-	@$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
-	  { echo 'make record needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
-	find notebooks/recorded -name '*.csv' ! -name 'fastest*' -delete
+# What `make bench` measures stays; the notebooks measure all other rows anew.
+BENCHMARKS = fastest.csv flush.csv
+NEEDS_GPU = @$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
+	  { echo 'make $@ needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
+record: $(call ready,record)
+	$(NEEDS_GPU)
+	find notebooks/recorded -name '*.csv' $(BENCHMARKS:%=! -name '%') -delete
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) book/figures/ladder.py
 
-bench: $(READY)
-	COURSE_COMMIT=$(COMMIT) $(PY) benchmarks/fastest.py $(ARGS)
+bench: $(call ready,bench)
+	$(NEEDS_GPU)
+	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.fastest $(ARGS)
+	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.flush
+
+pairs:
+	@.ci/pairs $(PAIRS)
 
 .venv/.ready: requirements.txt pyproject.toml
 	@$(BASE_PYTHON) -c '$(SUPPORTED)' 2>/dev/null || \
@@ -61,8 +83,7 @@ bench: $(READY)
 	  { echo 'The installation failed, see above: check the network, the free disk space and that PyTorch supports this Python, then try again' >&2; exit 1; }
 	@touch $@
 
-check-python:
+check-%:
 	@$(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || \
 	  { echo 'Python 3.11 or newer is needed, and PYTHON=$(PYTHON) is not that: name another one, or leave PYTHON out' >&2; exit 1; }
-	@$(PYTHON) -c 'import torch, triton, nbval' 2>/dev/null || \
-	  { echo 'PYTHON=$(PYTHON) cannot import torch, triton and nbval: install requirements.txt there, or leave PYTHON out' >&2; exit 1; }
+	@$(PYTHON) .ci/check_python.py $(needs-$*)
