@@ -1,0 +1,264 @@
+"""Models of a GPU's behaviour: schedules, a cache, a block's layout, a butterfly.
+
+Each function takes the numbers of a case and returns what the model says about it. The
+pictures of `draw` show the results; a test or a chapter can compare them with what the
+compiler or a GPU does. The models leave much out: programs do not slow each other down,
+and the cache is fully associative.
+
+Weighed: SimPy simulates queues in general, in more code than these loops need;
+GPGPU-Sim and Accel-Sim model a GPU cycle by cycle, and run no Triton kernel.
+"""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+
+class Run(NamedTuple):
+    """One task on one slot, from its begin to its end."""
+
+    slot: int
+    begin: float
+    end: float
+
+
+def scheduled_by_queue(
+    durations: Sequence[float],
+    slots: int,
+    start: float = 0.0,
+    speeds: Sequence[float] | None = None,
+) -> list[Run]:
+    """Runs tasks in order, each on the slot that is free first.
+
+    The GPU schedules the programs of a grid like this.
+
+    Args:
+        durations: of each task, at speed 1.
+        slots: how many tasks run at once.
+        start: the time that a slot needs before each task.
+        speeds: of each slot; all 1 by default. `start` does not depend on them.
+    """
+    speeds = speeds or [1.0] * slots
+    free, runs = [0.0] * slots, []
+    for duration in durations:
+        slot = min(range(slots), key=free.__getitem__)
+        begin = free[slot] + start
+        free[slot] = begin + duration / speeds[slot]
+        runs.append(Run(slot, begin, free[slot]))
+    return runs
+
+
+def scheduled_by_stride(
+    durations: Sequence[float],
+    slots: int,
+    start: float = 0.0,
+    speeds: Sequence[float] | None = None,
+) -> list[Run]:
+    """Runs tasks p, p + slots, p + 2·slots, … on slot p.
+
+    The programs of a resident grid take the rows of a matrix like this.
+
+    Args:
+        durations, slots, speeds: as for `scheduled_by_queue`.
+        start: the time that a slot needs before its first task.
+    """
+    speeds = speeds or [1.0] * slots
+    free, runs = [start] * slots, []
+    for task, duration in enumerate(durations):
+        slot = task % slots
+        begin = free[slot]
+        free[slot] = begin + duration / speeds[slot]
+        runs.append(Run(slot, begin, free[slot]))
+    return runs
+
+
+class PartRun(NamedTuple):
+    """One program that computes one part of a row; a time is inf if it never comes.
+
+    Attributes:
+        slot: on which the program runs; -1 if it never begins.
+        begin: the program begins to load its part.
+        published: the other programs can see its result.
+        resumed: it stops waiting.
+        end: it has stored its part.
+    """
+
+    slot: int
+    begin: float
+    published: float
+    resumed: float
+    end: float
+
+
+def scheduled_with_waiting(
+    order: Sequence[tuple[int, int]],
+    slots: int,
+    *,
+    load: float = 1.0,
+    store: float = 0.5,
+    max_wait: float = math.inf,
+    unassisted: float = 2.0,
+) -> list[PartRun]:
+    """Runs programs that share rows and wait for each other.
+
+    A program loads its part of a row, publishes its result, waits until all parts of
+    the row are published, and stores. Programs begin in order, each on the slot that is
+    free first. If programs that wait hold all slots, none of them ever ends.
+
+    Args:
+        order: (row, part) of each program.
+        slots: programs resident at once.
+        load, store: times, in any one unit.
+        max_wait: a program that has waited so long does the work of the missing
+            programs itself.
+        unassisted: the time that this work takes.
+    """
+    never = math.inf
+    runs = [[-1, never, never, never, never] for _ in order]
+    missing = Counter(row for row, _ in order)
+    events = [(0.0, "slot is free", slot) for slot in range(slots)]
+    begun = 0
+
+    def resume(program: int, now: float, work: float) -> None:
+        runs[program][3:] = now, now + work
+        heapq.heappush(events, (now + work, "slot is free", runs[program][0]))
+
+    while events:
+        now, event, number = heapq.heappop(events)
+        if event == "slot is free" and begun < len(order):
+            runs[begun][:3] = number, now, now + load
+            heapq.heappush(events, (now + load, "published", begun))
+            begun += 1
+        elif event == "published":
+            row = order[number][0]
+            missing[row] -= 1
+            heapq.heappush(events, (now + max_wait, "waited too long", number))
+            if not missing[row]:
+                for program, (its_row, _) in enumerate(order):
+                    if its_row == row and runs[program][3] == never:
+                        resume(program, now, store)
+        elif event == "waited too long" and now < never == runs[number][3]:
+            resume(number, now, unassisted + store)
+    return [PartRun(*run) for run in runs]
+
+
+class Iteration(NamedTuple):
+    """One iteration of a pipelined loop: its load issued, its arithmetic, its end."""
+
+    issued: float
+    begin: float
+    end: float
+
+
+def pipelined(
+    iterations: int, num_stages: int, load: float, compute: float, store: float
+) -> list[Iteration]:
+    """Runs a loop whose loads Triton's compiler has pipelined.
+
+    As in the TTGIR of a softmax over rows. With s > 1 stages, s − 1 loads are issued
+    before the loop. Iteration i waits for its load, computes, stores, and then issues
+    the load of iteration i + s − 1 into the buffer that it has emptied. With one stage
+    an iteration issues its own load and waits for it. Loads do not slow each other.
+
+    Args:
+        iterations: of the loop.
+        num_stages: of the pipeline, at least 1.
+        load: from issuing a load to its arrival.
+        compute, store: the time of each, in the same unit.
+    """
+    ahead = num_stages - 1
+    issued, now, runs = [0.0] * ahead, 0.0, []
+    for i in range(iterations):
+        if not ahead:
+            issued.append(now)
+        begin = max(now, issued[i] + load)
+        now = begin + compute + store
+        runs.append(Iteration(issued[i], begin, now))
+        if ahead:
+            issued.append(now)
+    return runs
+
+
+def served_by_lru(order: Iterable[Hashable], capacity: int) -> list[bool]:
+    """Whether each access finds its block in a cache that is empty at first.
+
+    The cache holds `capacity` blocks. A new block replaces the least recently used one
+    (LRU). A GPU's L2 only resembles it.
+
+    Args:
+        order: the blocks, in the order of the accesses.
+        capacity: in blocks.
+    """
+    held: dict[Hashable, None] = {}  # the most recently used block comes last
+    found = []
+    for block in order:
+        found.append(block in held)
+        held.pop(block, None)
+        held[block] = None
+        if len(held) > capacity:
+            del held[next(iter(held))]
+    return found
+
+
+def elements_of_lane(
+    block_cols: int,
+    warp: int,
+    lane: int,
+    *,
+    size_per_thread: int = 4,
+    threads_per_warp: int = 32,
+    warps_per_cta: int = 4,
+) -> list[int]:
+    """The elements of a block that a lane holds, in the order of its registers.
+
+    Triton's blocked layout in one dimension: each lane takes `size_per_thread`
+    neighbours, lane after lane and warp after warp, round after round until the block
+    is covered. If one round is larger than the block, it wraps round, and several lanes
+    hold the same element.
+
+    Args:
+        block_cols: the block's elements, a power of two.
+        warp, lane: whose elements, counted from 0.
+        size_per_thread, threads_per_warp, warps_per_cta: the layout, as the TTGIR
+            states it in `#ttg.blocked`.
+    """
+    first = (warp * threads_per_warp + lane) * size_per_thread
+    per_round = size_per_thread * threads_per_warp * warps_per_cta
+    return [
+        (start + first + element) % block_cols
+        for start in range(0, block_cols, per_round)
+        for element in range(min(size_per_thread, block_cols))
+    ]
+
+
+def butterfly(
+    values: Sequence[Any], combine: Callable[[Any, Any], Any] = max
+) -> list[list[Any]]:
+    """What the lanes of a warp hold before and after each step of a butterfly.
+
+    In each step every lane combines its value with that of the lane whose number
+    differs in one bit, by a shuffle. The highest bit comes first. After the last step
+    every lane holds the combination of all values.
+
+    Args:
+        values: one per lane; a power of two of them.
+        combine: a function of two values, associative and commutative.
+
+    Raises:
+        ValueError: the number of values is no power of two.
+
+    Returns:
+        log2(len(values)) + 1 lists, each with a value per lane.
+    """
+    lanes = len(values)
+    if lanes.bit_count() != 1:
+        raise ValueError(f"values must be a power of two in number, got {lanes}")
+    steps = [list(values)]
+    distance = lanes // 2
+    while distance:
+        last = steps[-1]
+        steps.append([combine(last[i], last[i ^ distance]) for i in range(lanes)])
+        distance //= 2
+    return steps

@@ -1,0 +1,200 @@
+"""The models keep their rules; models of Triton do what Triton does."""
+
+import ast
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels.lab import compile, models
+
+ROWS, PARTS = 5, 3
+IN_ORDER = [(row, part) for row in range(ROWS) for part in range(PARTS)]
+BY_PART = [(row, part) for part in range(PARTS) for row in range(ROWS)]
+
+
+def test_models_import_nothing_of_the_course():
+    tree = ast.parse(Path(models.__file__).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert "kernels" not in ast.unparse(node)
+            assert not getattr(node, "level", 0)
+
+
+# ---- schedules -----------------------------------------------------------------------
+
+
+def test_a_queue_keeps_every_slot_busy():
+    durations = [1 + (7 * i % 5) / 4 for i in range(40)]
+    runs = models.scheduled_by_queue(durations, 6)
+    assert [run.end - run.begin for run in runs] == pytest.approx(durations)
+    ends = [0.0] * 6
+    for slot, begin, end in runs:
+        assert begin == ends[slot] == min(ends)
+        ends[slot] = end
+    assert max(end for *_, end in models.scheduled_by_queue([1.0] * 9, 4)) == 3
+
+
+def test_a_queue_starts_each_task_and_a_stride_each_slot():
+    queue = models.scheduled_by_queue([1.0] * 4, 2, start=0.5)
+    assert queue[-1] == (1, 2.0, 3.0)
+    stride = models.scheduled_by_stride([1.0] * 4, 2, start=0.5)
+    assert stride[-1] == (1, 1.5, 2.5)
+
+
+def test_by_stride_a_slot_takes_every_slots_th_task():
+    runs = models.scheduled_by_stride([1.0, 5.0, 1.0, 1.0, 1.0], 2, start=0.5)
+    assert [run.slot for run in runs] == [0, 1, 0, 1, 0]
+    assert runs[-1] == (0, 2.5, 3.5)
+    assert runs[3] == (1, 5.5, 6.5)
+
+
+def test_a_slow_slot_gets_fewer_tasks_from_a_queue_only():
+    speeds = [1.0, 0.5, 1.0]
+    queue = models.scheduled_by_queue([1.0] * 10, 3, speeds=speeds)
+    stride = models.scheduled_by_stride([1.0] * 10, 3, speeds=speeds)
+    assert [sum(run.slot == 1 for run in runs) for runs in (queue, stride)] == [2, 3]
+    assert [max(run.end for run in runs) for runs in (queue, stride)] == [4, 6]
+    slow = [run for run in queue + stride if run.slot == 1]
+    assert {run.end - run.begin for run in slow} == {2.0}
+
+
+# ---- programs that wait for each other -----------------------------------------------
+
+
+def test_waiting_programs_end_if_there_are_enough_slots():
+    for order in (IN_ORDER, BY_PART):
+        runs = models.scheduled_with_waiting(order, ROWS * PARTS)
+        assert {run[1:] for run in runs} == {(0, 1, 1, 1.5)}
+    runs = models.scheduled_with_waiting(IN_ORDER, PARTS)  # a row at a time
+    assert runs[-1] == (2, 6, 7, 7, 7.5)
+    runs = models.scheduled_with_waiting(IN_ORDER, 5)
+    waiting = [run for run in runs if run.published < run.resumed]
+    assert len(waiting) == 8 and max(run.end for run in waiting) == 7.5
+
+
+def test_waiting_programs_never_end_if_no_row_is_complete():
+    for order, slots in ((BY_PART, ROWS), (IN_ORDER, PARTS - 1)):
+        runs = models.scheduled_with_waiting(order, slots)
+        assert all(run.resumed == run.end == math.inf for run in runs)
+        assert [run.slot for run in runs] == [*range(slots), *[-1] * (15 - slots)]
+    runs = models.scheduled_with_waiting(BY_PART, 2 * ROWS + 1)
+    assert runs[-1].end < math.inf
+
+
+def test_with_a_longest_wait_every_order_ends():
+    for order in (IN_ORDER, BY_PART):
+        for slots in range(1, 8):
+            runs = models.scheduled_with_waiting(order, slots, max_wait=1.0)
+            assert all(run.end < math.inf for run in runs)
+    runs = models.scheduled_with_waiting(BY_PART, ROWS, max_wait=1.0, unassisted=2.0)
+    assert runs[0] == (0, 0, 1, 2, 4.5)  # loads, waits, does the others' work, stores
+    assert runs[-1] == (4, 9, 10, 10, 10.5)  # the other parts are published
+
+
+# ---- what the compiler does ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stages", "ends"), [(1, [4.5, 9, 13.5]), (2, [4.5, 9, 13.5]), (3, [4.5, 6, 9])]
+)
+def test_pipelined_loops_wait_for_their_loads(stages, ends):
+    runs = models.pipelined(3, stages, 3.0, 1.0, 0.5)
+    assert [run.end for run in runs] == ends
+    for run in runs:
+        assert run.begin >= run.issued + 3
+    for early, late in zip(runs, runs[max(stages - 1, 1) :], strict=False):
+        assert late.issued == early.end  # its buffer is free when that iteration ends
+
+
+@triton.jit
+def rows_kernel(
+    output_ptr,
+    input_ptr,
+    n_rows,
+    n_cols,
+    BLOCK_COLS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    cols = tl.arange(0, BLOCK_COLS)
+    for row in tl.range(tl.program_id(0), n_rows, 64, num_stages=STAGES):
+        places = row * n_cols + cols
+        x = tl.load(input_ptr + places, mask=cols < n_cols, other=-float("inf"))
+        z = tl.exp(x - tl.max(x, 0))
+        tl.store(output_ptr + places, z / tl.sum(z, 0), mask=cols < n_cols)
+
+
+def compiled(stages):
+    x = compile.pointer(torch.float32)
+    options = {"BLOCK_COLS": 1024, "STAGES": stages}
+    return compile.aot(rows_kernel, x, x, 1824, 1024, **options)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_the_pipeline_is_the_compilers(stages):
+    """Loads before the loop, and the order within it, are those of the model."""
+    signs = {"async_copy_global": "issue", "async_wait": "wait"}
+    signs |= {"tt.load": "load", "tt.store": "store"}
+
+    def steps(part: str) -> list[str]:
+        lines = part.splitlines()
+        return [step for line in lines for sign, step in signs.items() if sign in line]
+
+    before, loop = compiled(stages).ttgir.split("scf.for")
+    assert steps(before) == ["issue"] * (stages - 1)
+    wanted = ["wait", "store", "issue"] if stages > 1 else ["load", "store"]
+    assert steps(loop.split("scf.yield")[0]) == wanted
+
+
+def test_the_default_layout_is_the_compilers():
+    layout = "sizePerThread = [4], threadsPerWarp = [32], warpsPerCTA = [4]"
+    assert f"#ttg.blocked<{{{layout}" in compiled(1).ttgir
+
+
+@pytest.mark.parametrize("block", [128, 512, 1024, 4096])
+@pytest.mark.parametrize("warps", [1, 4, 8])
+def test_a_block_layout_holds_every_element_equally_often(block, warps):
+    held = Counter()
+    for warp in range(warps):
+        for lane in range(32):
+            held.update(models.elements_of_lane(block, warp, lane, warps_per_cta=warps))
+    assert sorted(held) == list(range(block))
+    assert set(held.values()) == {max(128 * warps // block, 1)}
+
+
+def test_a_lane_holds_neighbours_of_every_round():
+    wanted = [136, 137, 138, 139, 648, 649, 650, 651]
+    assert models.elements_of_lane(1024, 1, 2) == wanted
+
+
+# ---- a cache and a butterfly ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 7, 8, 9])
+def test_a_cache_serves_what_was_used_last(capacity):
+    once = list(range(8))
+    held = min(capacity, 8)
+    forwards = models.served_by_lru([*once, *once], capacity)
+    assert forwards == [False] * 8 + [held == 8] * 8
+    backwards = models.served_by_lru([*once, *once[::-1]], capacity)
+    assert backwards == [False] * 8 + [True] * held + [False] * (8 - held)
+    used_again = models.served_by_lru([0, 1, 0, 2, 0, 1], 2)
+    assert used_again == [False, False, True, False, True, False]
+
+
+def test_a_butterfly_combines_all_values_in_every_lane():
+    steps = models.butterfly([1, 3, 2, 0])
+    assert steps == [[1, 3, 2, 0], [2, 3, 2, 3], [3, 3, 3, 3]]
+    sums = models.butterfly(range(32), lambda a, b: a + b)
+    assert len(sums) == 6 and sums[-1] == [sum(range(32))] * 32
+    assert models.butterfly(["alone"]) == [["alone"]]
+
+
+@pytest.mark.parametrize("count", [0, 3, 12])
+def test_a_butterfly_needs_a_power_of_two(count):
+    with pytest.raises(ValueError, match=f"power of two in number, got {count}"):
+        models.butterfly(range(count))
