@@ -1,0 +1,160 @@
+"""Code and small tables, as a notebook's cells show them.
+
+Weighed: `inspect.getsource` alone does not know the function inside a kernel; pandas'
+Styler gives its tables random names, which change the output of every run.
+"""
+
+import ast
+import difflib
+import inspect
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+
+class Code:
+    """Text in a language: plain in a terminal, highlighted in a notebook."""
+
+    def __init__(self, text: str, language: str) -> None:
+        self.text, self.language = text, language
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_markdown_(self) -> str:
+        fence = "````" if "```" in self.text else "```"
+        return f"{fence}{self.language}\n{self.text}\n{fence}"
+
+
+def source(function: Callable) -> Code:
+    """The source of a function or a kernel, with its docstring.
+
+    Raises:
+        TypeError: function is no Python function, or its source cannot be read.
+    """
+    return Code(_source(function), "python")
+
+
+def diff(old: Callable, new: Callable) -> Code:
+    """The lines that change from one function or kernel to another, in their context.
+
+    Docstrings are left out. The language of the text is "diff", so that a notebook
+    gives removed and added lines two colours.
+
+    Raises:
+        TypeError: as `source`.
+    """
+    texts = [_without_docstring(_source(each)).splitlines() for each in (old, new)]
+    names = [f"{each.__module__}.{each.__name__}" for each in map(_plain, (old, new))]
+    changes = difflib.unified_diff(*texts, *names, n=max(map(len, texts)), lineterm="")
+    return Code("\n".join(line for line in changes if line[:2] != "@@"), "diff")
+
+
+def _plain(function: Any) -> Any:
+    """The Python function inside kernels, autotuners and other wrappers."""
+    for inside in ("fn", "py_func", "__wrapped__"):
+        if hasattr(function, inside):
+            return _plain(getattr(function, inside))
+    return function
+
+
+def _source(function: Any) -> str:
+    try:
+        return textwrap.dedent(inspect.getsource(_plain(function))).rstrip()
+    except (TypeError, OSError) as error:
+        raise TypeError(
+            "function must be a Python function or a kernel whose source can be read, "
+            f"got {function!r}"
+        ) from error
+
+
+def _without_docstring(text: str) -> str:
+    (function,) = ast.parse(text).body
+    first = function.body[0]
+    if ast.get_docstring(function) is None:
+        return text
+    lines = text.splitlines()
+    return "\n".join(lines[: first.lineno - 1] + lines[first.end_lineno :])
+
+
+# ---- tables --------------------------------------------------------------------------
+
+
+class Table(pd.DataFrame):
+    """A data frame of text that is shown whole, under a header of one line.
+
+    pandas itself shortens long tables and long cells, and sets the index's name below
+    the header.
+    """
+
+    def __repr__(self) -> str:
+        return self._under_one_header().to_string()
+
+    def _repr_html_(self) -> str:
+        with pd.option_context("display.max_colwidth", None):
+            return self._under_one_header().to_html(border=0)
+
+    def _under_one_header(self) -> pd.DataFrame:
+        return self.rename_axis(index=None, columns=self.index.name)
+
+
+def table(
+    rows: Iterable[Sequence[Any]] | pd.DataFrame,
+    header: Sequence[Any] | None = None,
+    digits: int | None = None,
+) -> Table:
+    """A small table for a notebook. Its cells are text, the first column is its index.
+
+    Args:
+        rows: sequences of cells, or a data frame, such as `record.pivot` returns. None
+            (in a data frame also NaN) is shown as a dash.
+        header: the names of the columns, with units; None takes the data frame's.
+        digits: decimals of all floats; None gives each column as many as its smallest
+            float needs to show two significant digits.
+
+    Raises:
+        ValueError: header is missing, or a row has not as many cells as it has.
+    """
+    if isinstance(rows, pd.DataFrame):
+        flat = rows.reset_index()
+        header = flat.columns if header is None else header
+        rows = flat.astype(object).where(flat.notna(), None).itertuples(index=False)
+    if header is None:
+        raise ValueError("header must name the columns of rows, got None")
+    rows, header = [list(row) for row in rows], [str(name) for name in header]
+    for row in rows:
+        if len(row) != len(header):
+            raise ValueError(
+                f"each row must have {len(header)} cells, as the header has, got {row}"
+            )
+    columns = [_texts([row[i] for row in rows], digits) for i in range(len(header))]
+    index = pd.Index(columns[0], name=header[0], dtype=object)
+    frame = Table(dict(enumerate(columns[1:])), index=index, dtype=object)
+    frame.columns = header[1:]
+    return frame
+
+
+def _texts(cells: Sequence[Any], digits: int | None) -> list[str]:
+    """The cells of a column as text; its floats have the same number of decimals."""
+    if digits is None:
+        floats = [cell for cell in cells if isinstance(cell, float | np.floating)]
+        digits = max((decimals(value, 2) for value in floats), default=0)
+    return [
+        "–"
+        if cell is None
+        else f"{cell:.{digits}f}"
+        if isinstance(cell, float | np.floating)
+        else str(cell)
+        for cell in cells
+    ]
+
+
+def decimals(value: float, significant: int) -> int:
+    """The decimals that show so many significant digits of a number."""
+    if not value or not math.isfinite(value):
+        return 0
+    return max(0, significant - 1 - math.floor(math.log10(abs(value))))
