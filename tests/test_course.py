@@ -1,18 +1,28 @@
 """The course itself: its layout, its notebooks and its record keep their own rules."""
 
 import ast
+import csv
 import re
 from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 
 import kernels
 
-ROOT = Path(__file__).parents[1]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+NUMBERS = {path.stem[3:]: int(path.stem[:2]) for path in NOTEBOOKS}
+LAB = ROOT / "kernels" / "lab"
+CHAPTERS = [ROOT / "kernels" / f"{stem}.py" for stem in kernels.CHAPTERS]
+INSTRUMENTS = sorted(path for path in LAB.rglob("*.py") if path.parent != LAB)
+INSTRUMENTS += sorted(LAB.glob("[a-z]*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("[a-z]*.py"))
+RECORDED = sorted((ROOT / "notebooks" / "recorded").glob("*/*.csv"))
+
 LONGEST_CELL = 20
+LONGEST_MODULE = 560
+LONGEST_CHAPTER = {"I": 150, "III": 235}  # lines of a module, by part
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 
 
@@ -33,11 +43,39 @@ def text(notebook) -> str:
     return "\n".join(cell.source for cell in notebook.cells)
 
 
+def part(stem: str) -> str:
+    """The part of the course that a chapter belongs to, by its number."""
+    return "I" if NUMBERS[stem] <= 6 else "II" if NUMBERS[stem] <= 10 else "III"
+
+
+def imports(path: Path) -> set[str]:
+    """Every module, and every name of a module, that a file imports, with dots."""
+    found = set()
+    package = path.relative_to(ROOT).parent.parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*above, *filter(None, [node.module])))
+            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def imports_any(path: Path, modules: list[str]) -> set[str]:
+    """What a file imports of these modules."""
+    return {
+        name
+        for name in imports(path)
+        if any(name == module or name.startswith(f"{module}.") for module in modules)
+    }
+
+
 # ---- one stem per chapter ------------------------------------------------------------
 
 
 def test_notebooks_follow_the_chapters():
-    stems = [re.fullmatch(r"\d\d_(\w+)", path.stem)[1] for path in NOTEBOOKS]
+    stems = [re.fullmatch(r"\d\d_([a-z]+)", path.stem)[1] for path in NOTEBOOKS]
     assert tuple(stems) == kernels.CHAPTERS
 
 
@@ -49,30 +87,30 @@ def test_every_chapter_has_its_three_files():
 
 
 def test_every_instrument_has_its_test():
-    for path in (ROOT / "kernels" / "lab").glob("[a-z]*.py"):
-        assert (ROOT / "tests" / f"test_{path.name}").exists(), path.name
+    for path in [*LAB.glob("[a-z]*.py"), *(path.parent for path in LAB.glob("*/*.py"))]:
+        assert (ROOT / "tests" / "lab" / f"test_{path.stem}.py").exists(), path
 
 
-def test_instruments_import_no_chapter():
-    for path in (ROOT / "kernels" / "lab").glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Import | ast.ImportFrom):
-                continue
-            names = [alias.name for alias in node.names]
-            module = getattr(node, "module", None) or ""
-            for name in [*names, module, *(f"{module}.{name}" for name in names)]:
-                stem = name.removeprefix("kernels.").split(".")[0]
-                assert not (name.startswith("kernels.") and stem in kernels.CHAPTERS), (
-                    f"{path.name} imports {name}"
-                )
+@pytest.mark.parametrize("path", BENCHMARKS, ids=lambda path: path.stem)
+def test_every_benchmark_has_its_test(path):
+    assert (ROOT / "tests" / "benchmarks" / f"test_{path.name}").exists()
 
 
 def test_table_of_contents_lists_every_notebook_in_order():
-    toc = (ROOT / "_toc.yml").read_text()
-    files = re.findall(r"file: (notebooks/\S+)", toc)
+    files = re.findall(r"file: (notebooks/\S+)", (ROOT / "_toc.yml").read_text())
     assert files == [f"notebooks/{path.stem}" for path in NOTEBOOKS]
-    for name in yaml.safe_load(toc)["parts"][0]["chapters"]:
-        assert (ROOT / f"{name['file']}.md").exists()
+
+
+@pytest.mark.parametrize("page", ["README.md", "book/index.md"])
+def test_tables_list_every_chapter_with_its_number(page):
+    listed = re.findall(
+        r"^\| (?:(\d+) \| `(\w+)`|\[(\d+)\. (\w+)\]\(\.\./notebooks/\S+?\)) \|",
+        (ROOT / page).read_text(),
+        re.MULTILINE,
+    )
+    assert {a + c: b + d for a, b, c, d in listed} == {
+        str(number): stem for stem, number in NUMBERS.items()
+    }
 
 
 def test_ladder_names_every_chapter():
@@ -80,7 +118,112 @@ def test_ladder_names_every_chapter():
         assert re.search(rf"^    {stem} ", kernels.__doc__, re.MULTILINE), stem
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*CHAPTERS, *INSTRUMENTS, *BENCHMARKS],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_no_module_knows_the_number_of_a_chapter(path):
+    """Identifiers and docstrings name a chapter by its stem: numbers may change."""
+    stems = "|".join(kernels.CHAPTERS)
+    numbered = rf"(?i)\bchapters?[ _-]?\d+|\d+_?(?:{stems})\b|\b(?:{stems})_?\d+\b"
+    assert re.findall(numbered, path.read_text()) == []
+
+
+# ---- what may touch what -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", INSTRUMENTS, ids=lambda path: path.relative_to(LAB).as_posix()
+)
+def test_instruments_import_no_chapter_and_no_benchmark(path):
+    chapters = [f"kernels.{stem}" for stem in kernels.CHAPTERS]
+    assert not imports_any(path, [*chapters, "benchmarks"])
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_chapters_import_only_earlier_chapters(path):
+    place = kernels.CHAPTERS.index(path.stem)
+    later = [f"kernels.{stem}" for stem in kernels.CHAPTERS[place:]]
+    assert not imports_any(path, [*later, "benchmarks"])
+
+
+def test_models_import_nothing_of_the_course():
+    assert not imports_any(LAB / "models.py", ["kernels", "benchmarks"])
+
+
+@pytest.mark.parametrize("name", ["plot", "draw"])
+def test_pictures_import_no_clock(name):
+    for path in [LAB / f"{name}.py", *(LAB / name).glob("*.py")]:
+        clocks = ["kernels.lab.clock", "kernels.lab.record"]
+        assert not path.exists() or not imports_any(path, clocks), path
+
+
+# ---- the form of a module ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapters_module_keeps_to_its_length(path):
+    limit = LONGEST_CHAPTER[part(path.stem)]
+    assert len(path.read_text().splitlines()) <= limit
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*INSTRUMENTS, *BENCHMARKS],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_an_instrument_keeps_to_its_length(path):
+    assert len(path.read_text().splitlines()) <= LONGEST_MODULE
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapters_module_says_what_it_builds_on(path):
+    said = ast.get_docstring(ast.parse(path.read_text()))
+    places = [
+        re.search(rf"^{words}: ", said, re.MULTILINE).start()
+        for words in ("Builds on", "Changes", "Costs", "Source")
+    ]
+    assert places == sorted(places)
+
+
+# ---- the record ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_recorded_measurements_have_the_columns_of_record(path):
+    from kernels.lab import clock, record
+
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = list(rows[0])
+    assert columns[-6:] == ["gpu", "driver", "torch", "triton", "recorded_at", "commit"]
+    assert all(all(row[name] for name in columns[-6:]) for row in rows)
+    if "provider" in columns:
+        assert columns == list(record.COLUMNS)
+        keys = [tuple(row[name] for name in columns[:6]) for row in rows]
+        assert len(set(keys)) == len(keys)
+        assert {row["clock"] for row in rows} <= set(clock.CLOCKS)
+        assert any(row["provider"] == "copy" for row in rows)
+
+
 # ---- the form of a chapter -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_title_carries_the_number(path):
+    title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
+    stem = path.stem[3:]
+    assert title == f"# {NUMBERS[stem]}. {stem.capitalize()}"
+
+
+def test_chapters_are_cited_by_the_numbers_that_they_have(notebook):
+    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    for words, stem in re.findall(r"\[([^]]*)\]\(\d\d_(\w+)\.ipynb\)", prose):
+        assert words in (stem, f"chapter {NUMBERS[stem]}"), words
+    for words in re.findall(r"\bchapters? (\d+(?:(?:, | and | to )\d+)*)", prose, re.I):
+        cited = {int(number) for number in re.findall(r"\d+", words)}
+        assert cited <= set(NUMBERS.values()), words
 
 
 def test_every_code_cell_was_executed_in_order_without_error(notebook):
@@ -98,7 +241,7 @@ def test_outputs_name_the_gpu_that_made_them(notebook):
 
 
 def test_size(notebook):
-    assert 20 <= len(notebook.cells) <= 40
+    assert 15 <= len(notebook.cells) <= 40
     for cell in code(notebook):
         assert len(cell.source.splitlines()) <= LONGEST_CELL, cell.source
 
