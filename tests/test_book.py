@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PAGES = [*sorted((ROOT / "book").glob("*.md")), *NOTEBOOKS]
+STEPS = [path.stem[3:] for path in NOTEBOOKS if path.stem[3:] != "traffic"]
+PEERS = ["torch", "torch.compile", "tutorial", "liger", "quack", "tileops"]
 
 # Attributes by which an HTML element makes the browser load something.
 LOADS = {
@@ -209,8 +211,23 @@ def test_an_undefined_or_repeated_term_is_seen() -> None:
 
 
 def test_the_summary_figure_shows_the_record() -> None:
-    rows = (ROOT / "notebooks" / "recorded" / "nvidia-h200" / "ladder.csv").read_text()
+    """The steps and the peers of `ladder.csv`, and the benchmark's other peers."""
     shown = (ROOT / "book" / "figures" / "ladder.svg").read_text()
-    for row in csv.DictReader(rows.splitlines()):
+    rows = {
+        row["provider"]: row
+        for stem in ("fastest", "ladder")
+        for row in recorded(stem)
+        if (row["dtype"], row["n_rows"], row["n_cols"]) == ("bfloat16", "4096", "32768")
+        and row["clock"] == "device"
+        and (stem == "ladder" or row["provider"] in PEERS)
+    }
+    assert {*STEPS, *PEERS, "copy"} <= set(rows)
+    for row in rows.values():
         n_bytes = 2 * int(row["n_rows"]) * int(row["n_cols"]) * 2  # of bfloat16
         assert f"{n_bytes / float(row['p50_us']) / 1e3:,.0f} GB/s" in shown, row
+
+
+def recorded(stem: str) -> list[dict[str, str]]:
+    """The rows of a file of the record."""
+    path = ROOT / "notebooks" / "recorded" / "nvidia-h200" / f"{stem}.csv"
+    return list(csv.DictReader(path.read_text().splitlines()))

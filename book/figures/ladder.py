@@ -1,39 +1,74 @@
-"""Draws the figure that sums the course up: every step at one shape, beside the copy.
+"""Draws the figure that sums the course up: every step at one shape, and the peers.
 
-`make record` runs it on a GPU after the notebooks, where it measures and records. Run
-anywhere else, it draws the recorded figures again.
+`make record` runs this file on a GPU after the notebooks; it then measures and records.
+Run anywhere else, it draws the recorded figures again.
+
+The shape is a case of the benchmark. So a peer that this machine lacks has a row in the
+benchmark's record, of the same shape and by the same clock. All steps take the shape: a
+row of 32768 values is the longest that one program can hold.
 """
 
+import functools
+import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
+import pandas as pd
 import torch
 
-from kernels import eager, meta, persistent, program, strided
-from kernels.lab import bench, draw
+import kernels
+from benchmarks import peers
+from kernels.lab import draw, record
 from kernels.lab.plot import Figure
 
-SHAPE, DTYPE = (16384, 32768), torch.bfloat16
-STEPS = {
-    "eager": eager.softmax,
-    "torchscript": lambda x: eager.scripted(eager.five_lines)(x),
-    "torch": lambda x: torch.softmax(x, dim=1),
-    "torch.compile": lambda x: eager.compiled(eager.five_lines)(x),
-    "program": program.softmax,
-    "strided": strided.softmax,
-    "meta": meta.softmax,
-    "persistent": persistent.softmax,
-}
+CASE = record.Case(torch.bfloat16, 4096, 32768)
+CLOCK = "device"
+STEPS = tuple(stem for stem in kernels.CHAPTERS if stem != "traffic")  # has no kernel
+
+
+def steps() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The softmax of each step, by the stem of its chapter."""
+    chapters = {stem: importlib.import_module(f"kernels.{stem}") for stem in STEPS}
+    return {stem: chapter.softmax for stem, chapter in chapters.items()}
+
+
+def measured() -> pd.DataFrame:
+    """The rows of the figure: of this GPU, or of the record where there is no GPU.
+
+    A peer that is neither here nor recorded is left out.
+    """
+    others = peers.providers()
+    sweep = functools.partial(record.sweep, clock=CLOCK, verify=peers.verify)
+    df = sweep("ladder", steps() | others, [CASE])
+    absent = [name for name in others if name not in set(df["provider"])]
+    try:
+        benchmark = record.recorded("fastest")
+    except ValueError:  # the benchmark was not run yet
+        return df
+    rows = record.select(
+        benchmark,
+        provider=absent,
+        gpu=df["gpu"].iloc[0],
+        clock=CLOCK,
+        **CASE._asdict(),
+    )
+    return record.concat([df, rows])
 
 
 def ladder() -> Figure:
-    """Measures the steps, or reads their record, and draws them."""
-    results = bench.sweep("ladder", STEPS, [SHAPE], [DTYPE])
-    steps = [(step, results.value(provider=step)) for step in STEPS]
-    n_rows, n_cols = SHAPE
-    gpu = results.source.split(" · ")[0]
-    source = f"{n_rows} × {n_cols} values in bfloat16 · effective bandwidth on {gpu}"
-    return draw.ladder(steps, results.value(provider="copy"), source=source)
+    """The steps and the peers as bars of effective bandwidth, below the copy's."""
+    df = measured()
+    gbps = dict(zip(df["provider"], df["effective_gbps"], strict=True))
+    source = (
+        f"{CASE.n_rows} × {CASE.n_cols} values in bfloat16 · effective bandwidth on "
+    )
+    return draw.ladder(
+        [(stem, gbps[stem]) for stem in STEPS],
+        gbps["copy"],
+        source=f"{shape} · effective bandwidth on {df['gpu'].iloc[0]}",
+        peers=[(name, gbps[name]) for name in peers.providers() if name in gbps],
+    )
 
 
 def main() -> None:
