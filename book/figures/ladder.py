@@ -60,9 +60,7 @@ def ladder() -> Figure:
     """The steps and the peers as bars of effective bandwidth, below the copy's."""
     df = measured()
     gbps = dict(zip(df["provider"], df["effective_gbps"], strict=True))
-    source = (
-        f"{CASE.n_rows} × {CASE.n_cols} values in bfloat16 · effective bandwidth on "
-    )
+    shape = f"{CASE.n_rows} × {CASE.n_cols} values in bfloat16"
     return draw.ladder(
         [(stem, gbps[stem]) for stem in STEPS],
         gbps["copy"],
