@@ -1,0 +1,418 @@
+"""Clocks: what the GPU needs for a call, and the host; and how a clock can mislead.
+
+A time is taken many times, and reported as its 20th, 50th and 80th percentile in µs:
+never as a mean, never of a single call. `CLOCKS` names the clocks, and the column
+`clock` of a recorded row says which of them took its times:
+
+| name | what it tells |
+|---|---|
+| `events` | two CUDA events around a call: the GPU's time, plus any wait for the host |
+| `device` | the same, but the GPU is kept busy until the host is ahead: no wait |
+| `host` | the host's time until the call returns, without waiting for the GPU |
+| `unflushed` | as `events`, but the L2 cache keeps what the previous call left in it |
+| `written` | as `events`, but the L2 cache is flushed by writing, on one input |
+| `wall` | the host's clock around the call and the wait for its end |
+| `launch` | the host's clock around the call alone; chapter 2 shows how it misleads |
+
+Two safeguards keep the input out of the L2 cache in `events` and `device`.
+
+1. **The flush.** Before each timed call the GPU reads a buffer four times as large as
+   L2. The flush must end in reading: a flush that writes leaves modified lines in L2,
+   and the timed call then waits for their write-back. Measured on an H200 at seven
+   shapes of 0.3 to 268 MB, that costs every provider 2 to 3 µs.
+2. **Rotating inputs.** Calls take turns on up to 64 copies of their tensors, which
+   together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
+   (`evict_last`), and such lines might outlive a flush. Measured at the same shapes,
+   rotating inputs and one flushed input give the same medians for our kernel, for
+   torch, for Liger and for the copy. So no provider profits. `benchmarks/flush.py`
+   repeats this control and records it in `flush.csv`.
+
+Several learners may share a GPU. `alone()` lets one process measure at a time.
+
+Weighed: `triton.testing.do_bench` (it cannot rotate inputs, and its flush writes; its
+way of choosing the number of calls is kept), `torch.utils.benchmark` (flushes nothing,
+and its percentiles are over blocks of calls), `nvbench` (the most careful, but for
+C++), replays of a CUDA graph (not every peer can be captured), and a lock file of our
+own in place of `filelock` (it would have to know every file system's habits).
+"""
+
+import contextlib
+import functools
+import math
+import os
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+
+from kernels.lab import backend, gpu
+
+Times = tuple[float, float, float]
+"""The 20th, 50th and 80th percentile of the time of a call, µs."""
+
+WARMUP_MS, REPEAT_MS, MIN_CALLS = 20, 60, 5  # turned into numbers of calls
+DEVICE_CALLS, LONG_DEVICE_CALLS, LONG_US = 100, 30, 1000  # fewer of calls above 1 ms
+HOST_BATCHES, HOST_CALLS = 50, 20  # the GPU's queue must hold a batch's launches
+WALL_CALLS = 30
+HOLD, LONGEST_HOLD_US = 4, 4000  # the GPU is held for 4 times the host's time of a call
+SPINS_PER_US = 2000  # clock cycles: 1 µs on a GPU of 2 GHz, more on a slower GPU
+WAIT_CYCLES = 200_000  # about 0.1 ms: the time that a flush takes
+FLUSH_BYTES, FLUSHED_L2S = 2**28, 4  # the buffer: 256 MiB, and at least 4 times L2
+MAX_COPIES, ROTATED_L2S, MEMORY_SHARE = 64, 2, 4  # a quarter of the free memory
+PATIENCE_S = 3.0  # a process that waits longer for its turn says so
+
+
+# ---- whether, and when, this process may measure -------------------------------------
+
+
+def can_measure() -> bool:
+    """Whether times are taken here: on a GPU, unless COURSE_MEASURE=recorded.
+
+    Raises:
+        ValueError: COURSE_MEASURE has another value.
+    """
+    wanted = os.environ.get("COURSE_MEASURE", "")
+    if wanted not in ("", "recorded"):
+        raise ValueError(
+            "COURSE_MEASURE must be 'recorded', which shows recorded times, or unset, "
+            f"which measures where there is a GPU; got {wanted!r}"
+        )
+    return not wanted and not backend.INTERPRETED
+
+
+def require_gpu() -> None:
+    """Refuses to go on where nothing is timed.
+
+    Raises:
+        RuntimeError: kernels are interpreted here, or COURSE_MEASURE=recorded.
+    """
+    if can_measure():
+        return
+    if backend.INTERPRETED:
+        why = (
+            "kernels run in Triton's interpreter, whose speed says nothing about a GPU"
+        )
+    else:
+        why = "COURSE_MEASURE=recorded is set; unset it to measure on this GPU"
+    raise RuntimeError(
+        f"nothing can be timed here: {why}; record.sweep and record.observe read what "
+        "was recorded"
+    )
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Lets one process at a time measure on this GPU; the others wait for their turn.
+
+    Every clock does so by itself. A thread that is alone may call this again.
+    """
+    lock = _lock(_gpu_uuid())
+    try:
+        lock.acquire(timeout=PATIENCE_S)
+    except filelock.Timeout:
+        print("Another process is measuring on this GPU: waiting for it to finish.")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _gpu_uuid() -> str:
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
+
+
+@functools.cache
+def _lock(uuid: str) -> filelock.BaseFileLock:
+    """The lock of a GPU. Its file belongs to nobody: every user may take it."""
+    name = re.sub(r"[^\w-]", "", uuid)
+    path = Path(tempfile.gettempdir(), f"measuring-on-gpu-{name}.lock")
+    return filelock.FileLock(path, mode=0o666)
+
+
+# ---- what is done before a call ------------------------------------------------------
+
+
+@functools.cache
+def _buffer() -> torch.Tensor:
+    """What the flush reads or writes: float32 ones, several times as large as L2."""
+    n_bytes = max(FLUSH_BYTES, FLUSHED_L2S * gpu.here().l2_bytes)
+    return torch.ones(n_bytes // 4, device=backend.DEVICE)
+
+
+def flush_by_reading() -> None:
+    """Fills L2 with other values, none of them modified."""
+    _buffer().sum()
+
+
+def flush_by_writing() -> None:
+    """Fills L2 with other values, which still have to be written to memory."""
+    _buffer().zero_()
+
+
+def spin(cycles: int = WAIT_CYCLES) -> None:
+    """Keeps the GPU busy for so many clock cycles; memory is not touched."""
+    torch.cuda._sleep(cycles)
+
+
+def rotated(args: Sequence[Any]) -> list[tuple]:
+    """The arguments of the first call, of the second, and so on, to be taken in turn.
+
+    Tensors are copied with their storage, so that strides, offset and alignment stay,
+    and two arguments that share memory share it in every copy. Other arguments are
+    passed on. There are as many copies as exceed twice the L2 cache together, but at
+    most 64, and no more than fit a quarter of the free memory.
+
+    Returns:
+        At least one tuple: the first is `args` itself.
+    """
+    storages = {
+        arg.untyped_storage().data_ptr(): arg.untyped_storage()
+        for arg in args
+        if _is_strided(arg)
+    }
+    n_bytes = sum(storage.nbytes() for storage in storages.values())
+    wanted = ROTATED_L2S * gpu.here().l2_bytes // n_bytes + 1 if n_bytes else 1
+    count = min(wanted, MAX_COPIES)
+    if count > 1:
+        count = min(count, 1 + gpu.free_bytes() // MEMORY_SHARE // n_bytes)
+    copies = [tuple(args)]
+    with contextlib.suppress(torch.OutOfMemoryError):  # then there are fewer
+        while len(copies) < count:
+            clones = {where: storage.clone() for where, storage in storages.items()}
+            copies.append(tuple(_moved(arg, clones) for arg in args))
+    return copies
+
+
+def _is_strided(arg: Any) -> bool:
+    return isinstance(arg, torch.Tensor) and arg.layout is torch.strided
+
+
+def _moved(arg: Any, clones: dict[int, torch.UntypedStorage]) -> Any:
+    """A tensor as it is, but in the clone of its storage."""
+    if not _is_strided(arg):
+        return arg
+    place = arg.storage_offset(), arg.size(), arg.stride()
+    clone = clones[arg.untyped_storage().data_ptr()]
+    with torch.no_grad():
+        moved = torch.empty(0, dtype=arg.dtype, device=arg.device).set_(clone, *place)
+    return moved.requires_grad_(arg.requires_grad)
+
+
+# ---- the clocks ----------------------------------------------------------------------
+
+
+def events_us(function: Callable, *args: Any) -> Times:
+    """The time between two CUDA events around `function(*args)`, flushed and rotated.
+
+    Where the host needs longer for a call than the GPU, its delay counts as well.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return _between_events(function, args, flush_by_reading, rotate=True)
+
+
+def unflushed_us(function: Callable, *args: Any) -> Times:
+    """As `events_us`, but one input, and L2 keeps what the previous call left in it.
+
+    In place of the flush the GPU spins, so that the host is ahead all the same.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return _between_events(function, args, spin, rotate=False)
+
+
+def written_us(function: Callable, *args: Any) -> Times:
+    """As `events_us`, but one input, and L2 is flushed by writing.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return _between_events(function, args, flush_by_writing, rotate=False)
+
+
+def device_us(function: Callable, *args: Any) -> Times:
+    """The GPU's time for `function(*args)`, however slow the host is.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return device_times(function, args)
+
+
+def device_times(
+    function: Callable,
+    args: Sequence[Any] = (),
+    *,
+    flush: Callable[[], Any] = flush_by_reading,
+    rotate: bool = True,
+) -> Times:
+    """`device_us` with its safeguards given, so that they can be compared.
+
+    After the flush the GPU spins for `HOLD` times as long as the host needs for a call.
+    By the end of that the call and both events are in the GPU's queue, so that nothing
+    but the call's own kernels is between the events. (A spin that is shorter than the
+    host's part of the call gives wrong medians: 68 µs in place of 8.4, for example.)
+
+    Args:
+        function: called with each of the rotated arguments in turn.
+        args: its arguments.
+        flush: called before each timed call.
+        rotate: whether to copy the tensors among the arguments; see `rotated`.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    require_gpu()
+    with alone():
+        copies = rotated(args) if rotate else [tuple(args)]
+        function(*copies[0])  # compiles
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        host_us = _batch_us(function, copies[0], DEVICE_CALLS // 10)
+        torch.cuda.synchronize()
+        whole_us = 1e6 * (time.perf_counter() - start) / (DEVICE_CALLS // 10)
+        calls = DEVICE_CALLS if whole_us < LONG_US else LONG_DEVICE_CALLS
+        cycles = int(min(HOLD * host_us, LONGEST_HOLD_US) * SPINS_PER_US)
+
+        def prepare() -> None:
+            flush()
+            spin(cycles)
+
+        return _percentiles(_timed(function, copies, prepare, calls))
+
+
+def host_us(function: Callable, *args: Any) -> Times:
+    """The host's time until `function(*args)` returns.
+
+    Calls follow each other in batches, and nothing waits for the GPU within a batch.
+    The GPU's work must be short, or its queue fills and the host waits after all.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    require_gpu()
+    with alone():
+        _batch_us(function, args, HOST_CALLS)
+        times = []
+        for _ in range(HOST_BATCHES):
+            torch.cuda.synchronize()
+            times.append(_batch_us(function, args, HOST_CALLS))
+        torch.cuda.synchronize()
+    return _percentiles(times)
+
+
+def wall_us(function: Callable, *args: Any) -> Times:
+    """The host's clock around `function(*args)` and the wait for its end.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return _by_host_clock(function, args, wait=True)
+
+
+def launch_us(function: Callable, *args: Any) -> Times:
+    """The host's clock around `function(*args)`, which the GPU has yet to finish.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return _by_host_clock(function, args, wait=False)
+
+
+CLOCKS: dict[str, Callable[..., Times]] = {
+    "events": events_us,
+    "device": device_us,
+    "host": host_us,
+    "unflushed": unflushed_us,
+    "written": written_us,
+    "wall": wall_us,
+    "launch": launch_us,
+}
+"""The clocks by their names in the column `clock` of a recorded file."""
+
+
+def call_us(function: Callable, *args: Any, wait: bool = True) -> float:
+    """One call by the host's clock, µs, with the wait for its end or without."""
+    start = time.perf_counter()
+    function(*args)
+    if wait:
+        torch.cuda.synchronize()
+    return 1e6 * (time.perf_counter() - start)
+
+
+def _between_events(
+    function: Callable, args: Sequence[Any], prepare: Callable, rotate: bool
+) -> Times:
+    """Percentiles over as many calls as fill REPEAT_MS, after WARMUP_MS of others."""
+    require_gpu()
+    with alone():
+        copies = rotated(args) if rotate else [tuple(args)]
+        function(*copies[0])  # compiles
+        prepare()
+        torch.cuda.synchronize()
+        start, end = _event(), _event()
+        start.record()
+        for place in range(MIN_CALLS):
+            prepare()
+            function(*copies[place % len(copies)])
+        end.record()
+        torch.cuda.synchronize()
+        each_ms = max(start.elapsed_time(end) / MIN_CALLS, 1e-3)
+        _timed(function, copies, prepare, math.ceil(WARMUP_MS / each_ms))
+        calls = max(MIN_CALLS, int(REPEAT_MS / each_ms))
+        return _percentiles(_timed(function, copies, prepare, calls))
+
+
+def _timed(
+    function: Callable, copies: Sequence[tuple], prepare: Callable, calls: int
+) -> list[float]:
+    """The time between two events around each call, µs; nothing waits in between."""
+    pairs = []
+    for place in range(calls):
+        start, end = _event(), _event()
+        args = copies[place % len(copies)]
+        prepare()
+        start.record()
+        function(*args)
+        end.record()
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    return [1e3 * start.elapsed_time(end) for start, end in pairs]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _by_host_clock(function: Callable, args: Sequence[Any], wait: bool) -> Times:
+    require_gpu()
+    with alone():
+        times = []
+        for _ in range(WALL_CALLS):
+            flush_by_reading()
+            torch.cuda.synchronize()
+            times.append(call_us(function, *args, wait=wait))
+            torch.cuda.synchronize()
+    return _percentiles(times)
+
+
+def _batch_us(function: Callable, args: Sequence[Any], calls: int) -> float:
+    """The host's time for each of so many calls in a row, µs."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        function(*args)
+    return 1e6 * (time.perf_counter() - start) / calls
+
+
+def _percentiles(times: Sequence[float]) -> Times:
+    cuts = statistics.quantiles(times, n=10, method="inclusive")
+    return round(cuts[1], 3), round(cuts[4], 3), round(cuts[7], 3)
