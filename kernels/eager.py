@@ -1,9 +1,10 @@
-"""Softmax as PyTorch users write it: every line is a kernel of its own.
+"""Softmax as PyTorch users write it: every line runs as a kernel of its own.
 
-Builds on: nothing but torch.
-Changes: nothing yet; this is what every later chapter is compared with.
-Costs: 5MN + 2M values read and 3MN + 2M written, and M indices, by five kernels.
-Source: the definition. `shift_thrown_away` is from OpenAI's announcement of Triton 1.0.
+Builds on: nothing but PyTorch.
+Changes: nothing yet; every later chapter is compared with this module.
+Costs: five kernels read 5MN + 2M values and write 3MN + 2M values and M indices.
+Source: the definition of softmax. `shift_thrown_away` comes from OpenAI's announcement
+    of Triton 1.0.
 """
 
 import functools
@@ -19,7 +20,7 @@ Softmax = Callable[[torch.Tensor], torch.Tensor]
 
 
 def five_lines(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row of x (M, N): five operations, five kernels."""
+    """Computes the softmax of every row of x (M, N) in five operations."""
     row_max = x.max(dim=1, keepdim=True)[0]
     shifted = x - row_max
     numerator = torch.exp(shifted)
@@ -28,15 +29,15 @@ def five_lines(x: torch.Tensor) -> torch.Tensor:
 
 
 def unshifted(x: torch.Tensor) -> torch.Tensor:
-    """The definition taken literally: overflows where exp(x) does. Do not use."""
+    """Computes the definition literally. Wrong: exp(x) overflows for large x."""
     numerator = torch.exp(x)
     return numerator / numerator.sum(dim=1, keepdim=True)
 
 
 def shift_thrown_away(x: torch.Tensor) -> torch.Tensor:
-    """Computes the shift and then exponentiates x itself. Do not use."""
+    """Computes the shift, then exponentiates x itself. Wrong: overflows for large x."""
     row_max = x.max(dim=1)[0]
-    shifted = x - row_max[:, None]  # noqa: F841 - never used: that is the mistake
+    shifted = x - row_max[:, None]  # noqa: F841 - never used: this is the mistake
     numerator = torch.exp(x)
     denominator = numerator.sum(dim=1)
     return numerator / denominator[:, None]
@@ -47,27 +48,31 @@ def shift_thrown_away(x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def scripted(function: Softmax) -> torch.jit.ScriptFunction:
-    """`function` as a TorchScript graph, which first watches a call, then optimises.
+    """Compiles a function with TorchScript.
+
+    TorchScript profiles the first calls and optimises the graph afterwards, so call the
+    result two or three times before you time it.
 
     Args:
-        function: of a module: TorchScript compiles its source.
+        function: a function defined in a module, because TorchScript reads its source.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # it is shown as history
+        # TorchScript is deprecated; the course shows it as history.
+        warnings.simplefilter("ignore", DeprecationWarning)
         return torch.jit.script(function)
 
 
 @functools.cache
 def compiled(function: Softmax, backend: str | Callable = "inductor") -> Softmax:
-    """`function` compiled by torch.compile, anew for every shape and dtype.
+    """Compiles a function with torch.compile, once for every shape and dtype.
 
-    By default torch.compile gives up after 8 of them and runs the others eagerly, and a
-    benchmark of many shapes measures something else than it says. Here it goes on, in
-    the whole process, and at 1024 it raises an error (`fullgraph`) instead.
+    By default torch.compile stops after 8 compilations and runs further shapes eagerly,
+    so a benchmark of many shapes would time eager code. This function raises the limit
+    to 1024 for the whole process. Beyond 1024, `fullgraph` makes it an error.
 
     Args:
-        function: what to compile.
-        backend: what makes code of the graph; the default writes Triton for a GPU.
+        function: the function to compile.
+        backend: what turns the graph into code. The default writes Triton for a GPU.
     """
     torch._dynamo.config.recompile_limit = 1024
     torch._dynamo.config.accumulated_recompile_limit = 1024
@@ -75,10 +80,14 @@ def compiled(function: Softmax, backend: str | Callable = "inductor") -> Softmax
 
 
 def written_by_compile(function: Softmax, x: torch.Tensor) -> str:
-    """The Triton kernels that torch.compile writes for `function(x)`.
+    """Returns the source of the Triton kernels that torch.compile writes.
+
+    Args:
+        function: the function to compile.
+        x: (M, N), the argument that it is compiled for.
 
     Raises:
-        RuntimeError: there is no GPU to write for; for a CPU it writes C++.
+        RuntimeError: there is no GPU here; for a CPU torch.compile writes C++.
     """
     if backend.INTERPRETED:
         raise RuntimeError("torch.compile writes Triton for a GPU only: there is none")
@@ -92,30 +101,24 @@ def written_by_compile(function: Softmax, x: torch.Tensor) -> str:
 # ---- the chapter's softmax -----------------------------------------------------------
 
 
-def traffic(n_rows: int, n_cols: int) -> tuple[int, int]:
-    """Values read and values written by the five lines; `max` also writes M indices."""
-    size = n_rows * n_cols
-    return 5 * size + 2 * n_rows, 3 * size + 2 * n_rows
-
-
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row, by `five_lines`.
+    """Computes the softmax of every row with `five_lines`.
 
-    Rows of float16 longer than 65504 are computed in float32: the sum of that many ones
-    overflows.
+    Rows of float16 with more than 65504 columns are computed in float32, because the
+    sum of so many exponentials can exceed 65504, float16's largest number.
 
     Args:
         x: (M, N), float32, float16 or bfloat16, any strides.
 
     Returns:
-        (M, N) in x's dtype; empty if x is.
+        (M, N) in x's dtype; empty if x is empty.
 
     Raises:
-        TypeError, ValueError: x is not such a matrix (see `backend.validate`).
+        TypeError, ValueError: x is no such matrix (see `backend.validate`).
     """
     backend.validate(x)
-    if x.numel() == 0:  # the maximum of no numbers is not defined
-        return torch.empty_like(x)
+    if x.numel() == 0:
+        return torch.empty_like(x)  # a row without values has no maximum
     if x.shape[1] > torch.finfo(x.dtype).max:
         return five_lines(x.float()).to(x.dtype)
     return five_lines(x)

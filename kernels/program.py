@@ -1,9 +1,9 @@
 """One Triton program per row: the row is read once and written once.
 
 Builds on: `kernels.eager`, whose five kernels become one.
-Changes: a program keeps its row in registers from the load to the store, as far as
-    4 warps have registers enough.
-Costs: MN values read and MN written, by one kernel of M programs.
+Changes: a program keeps its row in registers from the load to the store, as long as the
+    registers of 4 warps suffice.
+Costs: reads MN values and writes MN, in one kernel of M programs.
 Source: Tillet, Kung and Cox, "Triton", MAPL 2019; Triton's tutorials 1 and 2; Numba's
     documentation of CUDA kernels.
 """
@@ -16,7 +16,7 @@ from kernels.lab import backend
 from kernels.lab.simt import cuda
 
 MAX_COLS = 131072
-"""The longest row: one twice as long takes the compiler about a minute."""
+"""The longest row. Compiling for rows of twice that length takes about a minute."""
 
 
 @cuda.jit
@@ -24,7 +24,7 @@ def add_element(output, x, y):
     """One thread adds one element (Numba CUDA).
 
     Args:
-        output, x, y: vectors of one length.
+        output, x, y: vectors of equal length.
     """
     i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < output.size:
@@ -37,11 +37,11 @@ def add_kernel(output_ptr, x_ptr, y_ptr, n_elements, BLOCK: tl.constexpr):
 
     Args:
         output_ptr, x_ptr, y_ptr: the vectors' first elements.
-        n_elements: how many elements each vector has.
+        n_elements: the length of each vector.
         BLOCK: elements per program, a power of two.
     """
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = offsets < n_elements
+    inside = offsets < n_elements  # the last program's block may pass the end
     x = tl.load(x_ptr + offsets, mask=inside)
     y = tl.load(y_ptr + offsets, mask=inside)
     tl.store(output_ptr + offsets, x + y, mask=inside)
@@ -59,20 +59,17 @@ def softmax_kernel(output_ptr, input_ptr, n_cols, BLOCK_COLS: tl.constexpr):
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK_COLS)
     inside = cols < n_cols
+    # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
     x = tl.load(input_ptr + row * n_cols + cols, mask=inside, other=-float("inf"))
-    x = x.to(tl.float32)
+    x = x.to(tl.float32)  # a sum in 16 bits would lose small terms
     numerator = tl.exp(x - tl.max(x, axis=0))
     y = numerator / tl.sum(numerator, axis=0)
+    # The store converts y to the output's dtype.
     tl.store(output_ptr + row * n_cols + cols, y, mask=inside)
 
 
-def traffic(n_rows: int, n_cols: int) -> tuple[int, int]:
-    """Values read and values written by one call."""
-    return n_rows * n_cols, n_rows * n_cols
-
-
 def add(x: torch.Tensor, y: torch.Tensor, *, block: int = 1024) -> torch.Tensor:
-    """x + y for two vectors.
+    """Computes x + y for two vectors.
 
     Args:
         x, y: (n,), float32, contiguous, fewer than 2^31 elements.
@@ -82,8 +79,8 @@ def add(x: torch.Tensor, y: torch.Tensor, *, block: int = 1024) -> torch.Tensor:
         (n,), float32.
 
     Raises:
-        TypeError: x or y is no tensor, or not float32, or block is no int.
-        ValueError: they are not such vectors, or block is no such power of two.
+        TypeError: x or y is no float32 tensor, or block is no int.
+        ValueError: x and y are no such vectors, or block is no such power of two.
     """
     for name, vector in (("x", x), ("y", y)):
         _require_vector(name, vector)
@@ -112,8 +109,8 @@ def _require_vector(name: str, vector: torch.Tensor) -> None:
         raise TypeError(
             f"{name} must be float32, got {vector.dtype}; {name}.float() converts it"
         )
-    reached = vector.device.type == backend.DEVICE and vector.numel() < 2**31
-    if vector.ndim != 1 or not vector.is_contiguous() or not reached:
+    reachable = vector.device.type == backend.DEVICE and vector.numel() < 2**31
+    if vector.ndim != 1 or not vector.is_contiguous() or not reachable:
         raise ValueError(
             f"{name} must be a contiguous vector of fewer than 2^31 elements on "
             f"{backend.DEVICE!r}, got shape {tuple(vector.shape)} with strides "
@@ -123,23 +120,23 @@ def _require_vector(name: str, vector: torch.Tensor) -> None:
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row of a contiguous matrix.
+    """Computes the softmax of every row of a contiguous matrix.
 
     Args:
-        x: (M, N), contiguous, float32, float16 or bfloat16, N at most MAX_COLS,
-            fewer than 2^31 elements.
+        x: (M, N), contiguous, float32, float16 or bfloat16, N at most MAX_COLS, fewer
+            than 2^31 elements.
 
     Returns:
-        (M, N) in x's dtype; empty if x is.
+        (M, N) in x's dtype; empty if x is empty.
 
     Raises:
-        TypeError, ValueError: x is not such a matrix.
+        TypeError, ValueError: x is no such matrix.
     """
     backend.validate(x, max_cols=MAX_COLS, contiguous=True)
     if x.numel() >= 2**31:
         raise ValueError(
             "x must have fewer than 2^31 elements for this kernel's 32-bit offsets, "
-            f"got {x.numel()}; kernels.strided.softmax has 64-bit ones"
+            f"got {x.numel()}; kernels.strided.softmax has 64-bit offsets"
         )
     output = torch.empty_like(x)
     if x.numel():

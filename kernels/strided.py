@@ -1,11 +1,11 @@
-"""Rows wherever they lie: strides for both dimensions, and 64-bit offsets.
+"""Rows anywhere in memory: a stride for each dimension, and 64-bit offsets.
 
 Builds on: `kernels.program`.
-Changes: an element's address is computed from strides, and in 64 bits: row × stride
-    passes 2^31 in a tensor of a few gigabytes, and so does column × stride in a
-    transposed one.
-Costs: MN values read and MN written, whatever the strides.
-Source: PyTorch's documentation of `torch.Tensor.stride` and of `torch.empty_like`;
+Changes: the kernel computes an element's address from strides, in 64 bits. Row × stride
+    exceeds 2^31 in a tensor of a few gigabytes, and so does column × stride in a
+    transposed tensor.
+Costs: reads MN values and writes MN, whatever the strides.
+Source: PyTorch's documentation of `torch.Tensor.stride` and `torch.empty_like`;
     Triton's documentation of `tl.load`.
 """
 
@@ -14,12 +14,12 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend
-from kernels.program import MAX_COLS, traffic
+from kernels.program import MAX_COLS
 
-__all__ = ["MAX_COLS", "MAX_ROWS", "softmax", "softmax_kernel", "traffic"]
+__all__ = ["MAX_COLS", "MAX_ROWS", "softmax", "softmax_kernel"]
 
 MAX_ROWS = 2**31 - 1
-"""The most programs along a grid's first axis, and each takes one row."""
+"""The most programs along a grid's first axis; each program takes one row."""
 
 
 @triton.jit
@@ -37,37 +37,38 @@ def softmax_kernel(
 
     Args:
         output_ptr, input_ptr: the tensors' first elements.
-        output_row_stride, output_col_stride: elements from one row of the output to the
-            next, and from one column to the next.
-        input_row_stride, input_col_stride: the same of the input.
+        *_row_stride, *_col_stride: elements from one row, or column, to the next.
         n_cols: the length of a row.
         BLOCK_COLS: n_cols rounded up to a power of two.
     """
+    # Both offsets are 64 bits wide: index × stride may exceed 2^31 along either axis.
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_COLS).to(tl.int64)
     inside = cols < n_cols
     input_ptrs = input_ptr + row * input_row_stride + cols * input_col_stride
+    # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
     x = tl.load(input_ptrs, mask=inside, other=-float("inf")).to(tl.float32)
     numerator = tl.exp(x - tl.max(x, axis=0))
     y = numerator / tl.sum(numerator, axis=0)
+    # The output has strides of its own.
     output_ptrs = output_ptr + row * output_row_stride + cols * output_col_stride
     tl.store(output_ptrs, y, mask=inside)
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row, whatever x's strides.
+    """Computes the softmax of every row, whatever x's strides.
 
     Args:
         x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
-            MAX_COLS; may be transposed, sliced, broadcast, overlap itself, and have
-            more than 2^31 elements.
+            MAX_COLS. It may be transposed, sliced or broadcast, overlap itself, and
+            have more than 2^31 elements.
 
     Returns:
         (M, N) in x's dtype, with the strides that `torch.empty_like(x)` chooses; empty
-        if x is.
+        if x is empty.
 
     Raises:
-        TypeError, ValueError: x is not such a matrix.
+        TypeError, ValueError: x is no such matrix.
     """
     backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty_like(x)
