@@ -1,9 +1,9 @@
 """One softmax for every shape: the kernel that measurement says is the fastest.
 
-Builds on: `kernels.tiled`, `kernels.online` and `kernels.cooperative`.
-Changes: nothing in the kernels. A rule chooses among them from a tensor's shape and
-    strides, and PyTorch's own signature stands before them.
-Costs: MN values read and MN written; 2MN read where columns do not follow each other.
+Builds on: `tiled`, `unaligned`, `online` and `cooperative`, the chapters before.
+Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape and
+    strides, behind PyTorch's own signature.
+Costs: MN values read and MN written; 2MN read where columns are not adjacent.
 Source: measured (`notebooks/recorded/`); PyTorch's documentation of
     `torch.nn.functional.softmax` and of custom operators.
 """
@@ -12,15 +12,12 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from kernels import cooperative, online, tiled
+from kernels import cooperative, online, tiled, unaligned
 from kernels.lab import backend
-from kernels.persistent import traffic
-
-__all__ = ["DTYPES", "choose", "softmax", "traffic"]
+from kernels.lab.launch import CachedLaunch
 
 DTYPES = (*backend.DTYPES, torch.float64)
 
@@ -30,25 +27,35 @@ LONGEST_TILE = 65536
 SHARED_ROW = 32768
 """Bytes from which programs share a row where there are few rows."""
 
+ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
+"""The chapters whose kernels take matrices with adjacent columns."""
+
 
 @functools.lru_cache(maxsize=4096)
-def choose(n_rows: int, n_cols: int, dtype: torch.dtype) -> str:
-    """The chapter whose kernel takes a matrix with contiguous columns.
+def choose(
+    n_rows: int, n_cols: int, dtype: torch.dtype, aligned: bool | None = None
+) -> str:
+    """The chapter whose kernel takes a matrix with adjacent columns.
 
-    The rule is read off the measurements of this chapter: a row is one program's up to
-    LONGEST_TILE bytes, or SHARED_ROW where the matrix is too small to fill the GPU; a
-    longer one is shared. What those kernels do not take goes to the loop over blocks.
+    The rule is read off the measurements of this chapter. Up to LONGEST_TILE bytes one
+    program takes a whole row; if the matrix is too small to fill the GPU, only up to
+    SHARED_ROW bytes. Programs share longer rows. `online` takes what the other kernels
+    do not take.
 
     Args:
         n_rows, n_cols: the shape.
         dtype: one of DTYPES.
+        aligned: whether `tiled.choose_vector` found wide accesses for the rows; None
+            stands for the rows of a contiguous matrix.
     """
     row_bytes = n_cols * dtype.itemsize
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
         return "online"
     few = n_rows * row_bytes < cooperative.FEW_BYTES
     if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
-        return "tiled"
+        if aligned is None:
+            aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
+        return "tiled" if aligned else "unaligned"
     return "cooperative" if n_cols <= cooperative.MAX_COLS else "online"
 
 
@@ -59,7 +66,7 @@ def softmax(
 
     Works under `torch.compile`, which sees one operator, in CUDA graphs, and on several
     streams at once. Nothing is tuned at the first call; each combination of dtype and
-    layout is compiled once.
+    configuration is compiled once.
 
     Args:
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in
@@ -78,12 +85,12 @@ def softmax(
         RuntimeError: out is given where a gradient is needed.
     """
     if torch.compiler.is_compiling() or out is not None:
-        return _unusual(x, dim, out)
+        return _traced_or_out(x, dim, out)
     try:
         key = (x.shape, x.stride(), x.dtype, x.device, dim, x.data_ptr() % 16)
         launch = _launches.get(key)
     except (AttributeError, RuntimeError, TypeError):  # no tensor, or without data
-        return _unusual(x, dim, None)
+        return _traced_or_out(x, dim, None)
     if launch is None:
         _validate(x, dim)
     if x.requires_grad and torch.is_grad_enabled():
@@ -100,8 +107,8 @@ def softmax(
     return output
 
 
-def _unusual(x: torch.Tensor, dim: int, out: torch.Tensor | None) -> torch.Tensor:
-    """While `torch.compile` looks on, or into a tensor that is there already."""
+def _traced_or_out(x: torch.Tensor, dim: int, out: torch.Tensor | None) -> torch.Tensor:
+    """The path for `torch.compile` tracing and for `out=`."""
     _validate(x, dim)
     if out is None:
         return _operator(x, dim)
@@ -119,71 +126,45 @@ def _unusual(x: torch.Tensor, dim: int, out: torch.Tensor | None) -> torch.Tenso
 
 
 def _separate(out: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether a kernel may write to out, in rows that follow each other, and read x."""
+    """Whether a kernel can write to out and read x: contiguous, and apart."""
     shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     return out.is_contiguous() and not shared
 
 
-Launch = Callable[[torch.Tensor, torch.Tensor], None]
-
 MOST_LAUNCHES = 4096
-_launches: dict[tuple, Launch] = {}
-"""How to compute the softmax of a tensor of a shape, strides, dtype, and so on."""
+_launches: dict[tuple, Callable[[torch.Tensor, torch.Tensor], None]] = {}
+"""The prepared launch for each shape, strides, dtype, device, dim and alignment."""
 
 
-class _Repeated:
-    """A kernel's launch that is bound to its constants once.
+def _prepare(
+    output: torch.Tensor, x: torch.Tensor, dim: int
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Chooses a kernel for tensors like these, and prepares its launch.
 
-    Triton looks at every argument of every launch to find the compiled kernel. Here all
-    calls have numbers of one kind, so that what the first one found serves the others.
+    A launch holds sizes and strides and takes the tensors as they are, because kernels
+    read no more of a tensor than its address.
     """
-
-    def __init__(self, kernel: Any, n_programs: int, constants: dict) -> None:
-        self.kernel, self.constants = kernel, constants
-        self.grid = (n_programs, 1, 1)
-        names = [name for name in constants if name.isupper()]  # others are options
-        self.values = tuple(constants[name] for name in names)
-        self.compiled = None
-
-    def __call__(self, *args: Any) -> None:
-        if self.compiled is None:
-            self.compiled = self.kernel[self.grid](*args, **self.constants)
-        else:
-            self.compiled[self.grid](*args, *self.values)
-
-
-def _prepare(output: torch.Tensor, x: torch.Tensor, dim: int) -> Launch:
-    """Chooses a kernel for tensors like these, and says how to launch it."""
     if x.numel() == 0:
         return lambda output, x: None
-    dim = dim % x.ndim if x.ndim else 0
     sizes = x.shape or (1,)
+    dim = dim % len(sizes)
     n_cols, n_inner = sizes[dim], math.prod(sizes[dim + 1 :])
-    view = (-1, n_cols, n_inner)
-    if n_inner > 1:
-        return lambda output, x: online.launch(output.view(view), x.reshape(view))
     try:
-        matrix = x.view(-1, n_cols)
+        blocks = x.view(-1, n_cols, n_inner)
     except RuntimeError:  # no strides describe these rows
-        return lambda output, x: _launch_copy(output, x.contiguous(), dim)
-    kernel = choose(*matrix.shape, x.dtype)
-    if kernel == "online" or (matrix.stride(1) != 1 and n_cols > 1):
-        return lambda output, x: online.launch(
-            output.view(-1, n_cols).t()[None], x.view(-1, n_cols).t()[None]
-        )
-    output = output.view(-1, n_cols)
-    if kernel == "tiled":
-        n_programs, numbers, constants = tiled.arguments(output, matrix)
-        repeated = _Repeated(tiled.softmax_kernel, n_programs, constants)
-        return lambda output, x: repeated(output, x, *numbers)
-    n_programs, n_words, numbers, constants = cooperative.arguments(output, matrix)
-    repeated = _Repeated(cooperative.softmax_kernel, n_programs, constants)
-    scratch = cooperative.scratch
-    return lambda output, x: repeated(output, x, *scratch(n_words, x.device), *numbers)
-
-
-def _launch_copy(output: torch.Tensor, x: torch.Tensor, dim: int) -> None:
-    _prepare(output, x, dim)(output, x)
+        like_copy = torch.empty(x.shape, dtype=x.dtype, device="meta")
+        launch = _prepare(output, like_copy, dim)
+        return lambda output, x: launch(output, x.contiguous())
+    output = output.view(-1, n_cols, n_inner)
+    if n_inner > 1:
+        return CachedLaunch(online.launch_for(output, blocks))
+    output, matrix = output[:, :, 0], blocks[:, :, 0]
+    vector, _ = unaligned.alignment(output, matrix)
+    stem = choose(*matrix.shape, x.dtype, aligned=vector > 1)
+    if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
+        columns = online.as_columns(output), online.as_columns(matrix)
+        return CachedLaunch(online.launch_for(*columns))
+    return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix))
 
 
 def _validate(x: torch.Tensor, dim: int) -> None:
@@ -225,7 +206,7 @@ def _validate_out(out: torch.Tensor, x: torch.Tensor) -> None:
 
 @torch.library.custom_op("kernels::softmax", mutates_args=())
 def _operator(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """What `torch.compile` and the gradient see of `softmax`."""
+    """`softmax` as `torch.compile` and autograd see it: one operator."""
     return softmax(x.detach(), dim)
 
 

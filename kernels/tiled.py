@@ -1,10 +1,10 @@
-"""Tiles of rows, in wide accesses whatever the length of a row.
+"""Tiles of short rows, loaded in the widest accesses that the rows' alignment allows.
 
 Builds on: `kernels.persistent`.
-Changes: a program takes one tile and ends, so that the GPU deals the tiles out; a row
-    that starts anywhere is moved in accesses of up to 16 bytes, its few elements before
-    and after them apart; loads ask L2 to keep their lines; 16-bit values stay 16 bits
-    wide between the passes over them.
+Changes: a program takes one tile of rows and ends, so the GPU hands the tiles out. The
+    kernel tells the compiler which power of two divides the rows' starts, so that each
+    thread moves up to 16 bytes at once. Loads ask L2 to keep their lines. 16-bit values
+    are not kept as float32 between the passes over them.
 Costs: MN values read and MN written.
 Source: measured (`notebooks/recorded/`); PTX ISA, cache eviction priority hints.
 """
@@ -18,41 +18,42 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend
-from kernels.persistent import traffic
-
-__all__ = [
-    "MAX_COLS",
-    "Plan",
-    "accesses",
-    "pieces",
-    "plan",
-    "softmax",
-    "softmax_kernel",
-    "traffic",
-]
+from kernels.lab.launch import Launch, constants_of, pointer_to
 
 MAX_COLS = 32768
-"""The longest row: 32 warps hold it with 32 values for each thread."""
+"""The longest row: 32 warps hold it with 32 values in each thread."""
 
 MAX_ROWS = 2**31 - 1
-"""The most programs along a grid's first axis; a tile has a row at least."""
+"""The most programs along a grid's first axis. A tile has at least one row."""
 
 TILE_BYTES = 2048  # shorter rows share a tile
-BYTES_PER_WARP = 4096  # 128 bytes for each thread
-SHORT_BYTES = 384  # of a row that has edges: most of its work is at them
+BYTES_PER_WARP = 4096  # 128 bytes in each thread
+SHORT_BYTES = 384  # rows shorter than this may use accesses of two elements
 
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def again(x):
-    """x, to be converted from 16 bits anew where it is used, not kept in 32.
+def exp_shifted(x, row_max):
+    """exp(x - row_max), in float32."""
+    return tl.exp2((x.to(tl.float32) - row_max) * LOG2E)
 
-    A move that the compiler may not look into: without it the float32 values of one
-    pass are kept for the next, in twice the registers.
+
+@triton.jit
+def load_or_neg_inf(ptrs, inside):
+    """Loads what is inside, -inf elsewhere, and asks L2 to keep the lines."""
+    return tl.load(ptrs, mask=inside, other=-float("inf"), eviction_policy="evict_last")
+
+
+@triton.jit
+def opaque_move(x, RECOMPUTE: tl.constexpr):
+    """Returns x unchanged, but hides from the compiler that it is the same x.
+
+    Otherwise the compiler keeps the float32 values of one pass for the next pass, in
+    twice the registers of 16-bit values. Without RECOMPUTE nothing is hidden.
     """
-    if INTERPRETED or x.dtype.primitive_bitwidth == 32:
+    if INTERPRETED or not RECOMPUTE or x.dtype.primitive_bitwidth == 32:
         return x
     return tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
@@ -60,28 +61,15 @@ def again(x):
 
 
 @triton.jit
-def power(x, top):
-    """exp(x - top), in float32."""
-    return tl.exp2((x.to(tl.float32) - top) * LOG2E)
+def block_max(x):
+    """The maximum of each row of a block, as a column."""
+    return tl.max(x.to(tl.float32), axis=1)[:, None]
 
 
 @triton.jit
-def fetch(ptrs, inside):
-    """Loads, with -inf for what is not inside; L2 keeps the lines as long as it can."""
-    return tl.load(ptrs, mask=inside, other=-float("inf"), eviction_policy="evict_last")
-
-
-@triton.jit
-def split(start, n_cols, VECTOR: tl.constexpr):
-    """How many elements of a row come before its first aligned one, and in its body.
-
-    Args:
-        start: of the row, in elements from an aligned address.
-        n_cols: the length of the row.
-        VECTOR: elements of an aligned access, a power of two.
-    """
-    head = tl.minimum((-start).to(tl.int32) & (VECTOR - 1), n_cols)
-    return head, (n_cols - head) & -VECTOR
+def block_sum(x, row_max, RECOMPUTE: tl.constexpr):
+    """The sum of exp(x - row_max) over each row of a block, as a column."""
+    return tl.sum(exp_shifted(opaque_move(x, RECOMPUTE), row_max), axis=1)[:, None]
 
 
 @triton.jit
@@ -90,177 +78,111 @@ def softmax_kernel(
     input_ptr,
     output_row_stride,
     input_row_stride,
-    input_shift,
     n_rows,
     n_cols,
     ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     REST_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
-    EDGES: tl.constexpr,
-    SAME: tl.constexpr,
-    KEEP: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
 ):
     """One program computes the softmax of one tile of rows.
 
     Args:
         output_ptr, input_ptr: the tensors' first elements.
-        output_row_stride, input_row_stride: elements from one row to the next; columns
-            follow each other.
-        input_shift: elements from an aligned address to the input's first.
+        output_row_stride, input_row_stride: elements from one row to the next. The
+            columns of a row lie next to each other.
         n_rows, n_cols: the tensors' shape.
-        ROWS: of a tile, a power of two.
-        BLOCK_COLS, REST_COLS: columns of the tile, in two powers of two, or one and 0.
-        VECTOR: elements of an access. Without EDGES all rows start at multiples of it.
-        EDGES: rows start anywhere: what lies around the aligned accesses goes apart.
-        SAME: output rows lie as far from an aligned address as the input's do.
-        KEEP: numerators are kept for the store, not computed again.
+        ROWS: rows of the tile, a power of two.
+        BLOCK_COLS, REST_COLS: the tile's columns, as two powers of two whose sum is at
+            least n_cols. REST_COLS is 0 where one block is enough.
+        VECTOR: elements that a thread moves at once; it divides every row's start.
+        RECOMPUTE: whether exp(x - row_max) is computed again for the store.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
-    real = rows < n_rows
+    is_row = rows < n_rows
     rows = rows.to(tl.int64)
-    if EDGES:
-        row = rows * input_row_stride
-        head, body = split(row + input_shift, n_cols, VECTOR)
-        first = (row + input_shift + head) // VECTOR * VECTOR  # so the compiler knows
-        edge = tl.arange(0, 2 * VECTOR)[None, :]
-        is_head = edge < VECTOR
-        at = tl.where(is_head, edge, head + body + edge - VECTOR)
-        at_edge = real & (at < tl.where(is_head, head, n_cols))
-        z = fetch(input_ptr + row + at, at_edge)
-        input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
-        inside = real & (cols // VECTOR * VECTOR < body)
-    else:
-        first = rows * (input_row_stride // VECTOR * VECTOR)
-        body = n_cols // VECTOR * VECTOR
-        inside = real & (cols < body)
-    input_ptrs = input_ptr + first
-    x = fetch(input_ptrs + cols, inside)
-    top = tl.max(x.to(tl.float32), axis=1)[:, None]
+    # "// VECTOR * VECTOR" changes none of these numbers. It tells the compiler that
+    # VECTOR divides them, which it needs to know for an access of VECTOR elements.
+    n_cols = n_cols // VECTOR * VECTOR
+    input_ptrs = input_ptr + rows * (input_row_stride // VECTOR * VECTOR)
+
+    inside = is_row & (cols < n_cols)
+    x = load_or_neg_inf(input_ptrs + cols, inside)
+    row_max = block_max(x)
     if REST_COLS:
         rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
-        if EDGES:
-            rest_inside = real & (rest_cols // VECTOR * VECTOR < body)
-        else:
-            rest_inside = real & (rest_cols < body)
-        rest = fetch(input_ptrs + rest_cols, rest_inside)
-        top = tl.maximum(top, tl.max(rest.to(tl.float32), axis=1)[:, None])
-    if EDGES:
-        top = tl.maximum(top, tl.max(z.to(tl.float32), axis=1)[:, None])
+        rest_inside = is_row & (rest_cols < n_cols)
+        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
+        row_max = tl.maximum(row_max, block_max(rest))
 
-    numerator = power(x if KEEP else again(x), top)
-    total = tl.sum(numerator, axis=1)[:, None]
+    row_sum = block_sum(x, row_max, RECOMPUTE)
     if REST_COLS:
-        total += tl.sum(power(again(rest), top), axis=1)[:, None]
-    if EDGES:
-        total += tl.sum(power(z, top), axis=1)[:, None]
-    factor = 1 / total
+        row_sum += block_sum(rest, row_max, RECOMPUTE)
+    factor = 1 / row_sum
 
-    if EDGES:
-        if SAME:
-            tl.store(output_ptr + row + at, power(z, top) * factor, mask=at_edge)
-            output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + first
-        else:
-            row = rows * output_row_stride
-            tl.store(output_ptr + row + at, power(z, top) * factor, mask=at_edge)
-            output_ptrs = output_ptr + (row + head)
-    else:
-        output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
-    if not KEEP:
-        numerator = power(again(x), top)
-    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+    output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
+    y = exp_shifted(opaque_move(x, RECOMPUTE), row_max) * factor
+    tl.store(output_ptrs + cols, y, mask=inside)
     if REST_COLS:
-        numerator = power(again(rest), top)
-        tl.store(output_ptrs + rest_cols, numerator * factor, mask=rest_inside)
+        y = exp_shifted(opaque_move(rest, RECOMPUTE), row_max) * factor
+        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a launch is laid out; `plan` chooses it."""
+class Config:
+    """The kernel's constants and its number of warps; `choose_config` chooses them."""
 
     rows: int
     block_cols: int
     rest_cols: int
     vector: int
-    edges: bool
-    same: bool
-    keep: bool
+    recompute: bool
     num_warps: int
-    maxnreg: int | None = None
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """What the kernel is compiled with."""
-        return {
-            "ROWS": self.rows,
-            "BLOCK_COLS": self.block_cols,
-            "REST_COLS": self.rest_cols,
-            "VECTOR": self.vector,
-            "EDGES": self.edges,
-            "SAME": self.same,
-            "KEEP": self.keep,
-            "num_warps": self.num_warps,
-            "maxnreg": self.maxnreg,
-        }
-
-
-def shift(x: torch.Tensor) -> int:
-    """How many elements x's first one lies after an address that 16 divides."""
-    return x.data_ptr() % 16 // x.element_size()
 
 
 @functools.lru_cache(maxsize=4096)
-def accesses(
-    n_cols: int,
-    element_size: int,
-    output_row: tuple[int, int],
-    input_row: tuple[int, int],
-) -> tuple[int, bool, bool]:
-    """The widest accesses that rows allow: VECTOR, EDGES and SAME of the kernel.
+def choose_vector(n_cols: int, element_size: int, *starts: int) -> int:
+    """The elements that a thread moves at once: the most that divide every row's start.
 
     Args:
         n_cols: the length of a row, in elements.
         element_size: bytes per element.
-        output_row, input_row: the stride of rows and the `shift` of the first.
+        starts: the strides of rows and the tensors' `row_shift`, in elements.
+
+    Returns:
+        16 bytes' worth of elements, or half as many, or 2 where rows are shorter than
+        SHORT_BYTES. If none of these divides n_cols and all starts, 1.
     """
     widest = 16 // element_size
-    narrower = [2] if n_cols * element_size < SHORT_BYTES else []
-    for vector in (widest, widest // 2, *narrower):
-        if all(n % vector == 0 for n in (n_cols, *output_row, *input_row)):
-            return vector, False, True
-    if n_cols * element_size < SHORT_BYTES:
-        widest = min(widest, 4)
-    return widest, True, output_row == input_row
+    short = [2] if n_cols * element_size < SHORT_BYTES else []
+    for vector in (widest, widest // 2, *short):
+        if all(n % vector == 0 for n in (n_cols, *starts)):
+            return vector
+    return 1
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(n_cols: int, element_size: int, vector: int, edges: bool, same: bool) -> Plan:
-    """The layout for rows of n_cols values of element_size bytes each.
+def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
+    """The configuration for rows of n_cols values of element_size bytes.
 
-    A tile has TILE_BYTES at least, and a warp for every BYTES_PER_WARP.
+    A tile has about TILE_BYTES or one row, and a warp for every BYTES_PER_WARP, up to 8
+    warps (16 for tiles of 128 KiB). Numerators are computed again where they would take
+    twice the registers of their 16-bit values in more than one warp.
     """
-    body = max(n_cols // vector * vector, 1) if edges else n_cols
-    block_cols, rest_cols = pieces(body, vector)
-    row_bytes = (block_cols + rest_cols) * element_size
-    fitting = math.log2(TILE_BYTES / (body * element_size))
-    wide = vector * element_size == 16
-    rows = max(1, 2 ** (round(fitting) if wide else math.ceil(fitting)))
-    if edges:
-        rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
-    tile_bytes = rows * row_bytes
+    block_cols, rest_cols = split_block(n_cols, vector)
+    fitting = math.log2(TILE_BYTES / (n_cols * element_size))
+    widest = vector * element_size == 16
+    rows = max(1, 2 ** (round(fitting) if widest else math.ceil(fitting)))
+    tile_bytes = rows * (block_cols + rest_cols) * element_size
     warps = tile_bytes / BYTES_PER_WARP
-    if edges and tile_bytes >= 16384:
-        num_warps = 2 ** math.ceil(math.log2(warps / 2))
-    elif edges and body * element_size < SHORT_BYTES:
-        num_warps = 2
-    else:
-        num_warps = max(1, 2 ** int(math.log2(min(warps, 8 if warps < 32 else 16))))
-    keep = tile_bytes <= BYTES_PER_WARP or element_size == 4
-    return Plan(rows, block_cols, rest_cols, vector, edges, same, keep, num_warps)
+    num_warps = max(1, 2 ** int(math.log2(min(warps, 8 if warps < 32 else 16))))
+    recompute = tile_bytes > BYTES_PER_WARP and element_size < 4
+    return Config(rows, block_cols, rest_cols, vector, recompute, num_warps)
 
 
-def pieces(n_cols: int, vector: int) -> tuple[int, int]:
+def split_block(n_cols: int, vector: int) -> tuple[int, int]:
     """The powers of two that hold n_cols: one, or two where one would be half empty."""
     block_cols = triton.next_power_of_2(n_cols)
     if block_cols <= 4 * vector or n_cols > block_cols * 5 // 8:
@@ -269,26 +191,29 @@ def pieces(n_cols: int, vector: int) -> tuple[int, int]:
     return half, max(triton.next_power_of_2(n_cols - half), vector)
 
 
-def arguments(
-    output: torch.Tensor, x: torch.Tensor
-) -> tuple[int, tuple[int, ...], dict[str, int]]:
-    """The grid, the numbers after the two pointers, and the constants of a launch.
+def row_shift(x: torch.Tensor) -> int:
+    """How many elements x's first element lies after a multiple of 16 bytes."""
+    return x.data_ptr() % 16 // x.element_size()
+
+
+def launch_for(output: torch.Tensor, x: torch.Tensor) -> Launch:
+    """The launch that writes the softmax of x's rows to output.
 
     Args:
-        output, x: matrices of one shape, not empty, with contiguous columns.
+        output, x: matrices of one shape and dtype, not empty, with adjacent columns.
+            They are not checked, and may be on the "meta" device.
     """
     n_rows, n_cols = x.shape
-    output_row, input_row = (output.stride(0), shift(output)), (x.stride(0), shift(x))
-    wide = accesses(n_cols, x.element_size(), output_row, input_row)
-    layout = plan(n_cols, x.element_size(), *wide)
-    numbers = (output_row[0], *input_row, n_rows, n_cols)
-    return triton.cdiv(n_rows, layout.rows), numbers, layout.constants
-
-
-def launch(output: torch.Tensor, x: torch.Tensor) -> None:
-    """One launch on such matrices."""
-    n_programs, numbers, constants = arguments(output, x)
-    softmax_kernel[(n_programs,)](output, x, *numbers, **constants)
+    starts = output.stride(0), x.stride(0), row_shift(output), row_shift(x)
+    vector = choose_vector(n_cols, x.element_size(), *starts)
+    config = choose_config(n_cols, x.element_size(), vector)
+    return Launch(
+        kernel=softmax_kernel,
+        grid=(triton.cdiv(n_rows, config.rows),),
+        scalars=(output.stride(0), x.stride(0), n_rows, n_cols),
+        constants=constants_of(config),
+        pointers=(pointer_to(output), pointer_to(x)),
+    )
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -296,8 +221,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
     Args:
         x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
-            MAX_COLS, any strides; columns that do not follow each other in memory are
-            copied first.
+            MAX_COLS, any strides. Columns that are not adjacent are copied first.
 
     Returns:
         (M, N) in x's dtype, contiguous; empty if x is.
@@ -308,5 +232,6 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
-        launch(output, x if x.stride(1) == 1 else x.contiguous())
+        x = x if x.stride(1) == 1 else x.contiguous()
+        launch_for(output, x)(output, x)
     return output
