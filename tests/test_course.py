@@ -221,9 +221,23 @@ def test_chapters_are_cited_by_the_numbers_that_they_have(notebook):
     prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     for words, stem in re.findall(r"\[([^]]*)\]\(\d\d_(\w+)\.ipynb\)", prose):
         assert words in (stem, f"chapter {NUMBERS[stem]}"), words
-    for words in re.findall(r"\bchapters? (\d+(?:(?:, | and | to )\d+)*)", prose, re.I):
-        cited = {int(number) for number in re.findall(r"\d+", words)}
-        assert cited <= set(NUMBERS.values()), words
+    assert cited(prose) <= set(NUMBERS.values())
+
+
+PAGES = [*sorted((ROOT / "book").glob("*.md")), *sorted(ROOT.glob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    "path", [*PAGES, ROOT / "Makefile"], ids=lambda path: path.name
+)
+def test_pages_cite_chapters_that_there_are(path):
+    assert cited(path.read_text()) <= set(NUMBERS.values())
+
+
+def cited(prose: str) -> set[int]:
+    """The numbers of the chapters that a text speaks of."""
+    words = re.findall(r"\bchapters? (\d+(?:(?:, | and | to )\d+)*)", prose, re.I)
+    return {int(number) for number in re.findall(r"\d+", " ".join(words))}
 
 
 def test_every_code_cell_was_executed_in_order_without_error(notebook):
