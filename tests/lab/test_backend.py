@@ -1,18 +1,18 @@
-"""The two worlds: which one this is, its validator, and calls into the other one."""
+"""The two worlds: which is chosen and why, what a first cell says, the validator."""
 
 import os
+import re
 import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from kernels.lab import backend
+from tests.helpers import fake_gpu
 
 
 @triton.jit
@@ -22,48 +22,187 @@ def double_kernel(output_ptr, input_ptr, n, BLOCK: tl.constexpr):
     tl.store(output_ptr + offsets, 2 * x, mask=offsets < n)
 
 
-def double(x):
+def test_kernel_runs_in_this_world():
+    x = torch.arange(5.0, device=backend.DEVICE)
     output = torch.empty_like(x)
     double_kernel[(1,)](output, x, x.numel(), BLOCK=8)
-    return output
+    assert output.tolist() == [0, 2, 4, 6, 8]
+
+
+# ---- the choice, in new processes ----------------------------------------------------
+
+SET_BY_US = ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES", "COURSE_GPU_GB")
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    kept = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    kept = {k: v for k, v in os.environ.items() if k not in SET_BY_US}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
         env=kept | environment,
         capture_output=True,
         text=True,
+        cwd=backend.ROOT,
     )
 
 
+def said(code: str, **environment: str) -> str:
+    run = python(code, **environment)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+WORLD = """
+from kernels.lab import backend
+print(backend.INTERPRETED, backend.DEVICE, backend.describe())
+"""
+
+DRIVER = """
+import ctypes, warnings
+class Driver:
+    def cuInit(self, flags):
+        return 0
+    def cuDeviceGetCount(self, count):
+        count._obj.value = 1
+        return 0
+load = ctypes.CDLL
+def fake_load(name, *rest, **options):
+    return Driver() if name == "libcuda.so.1" else load(name, *rest, **options)
+ctypes.CDLL = fake_load
+import torch
+def available():
+    warnings.warn("The NVIDIA driver on your system is too old")
+    return False
+torch.cuda.is_available = available
+torch.version.cuda = {cuda!r}
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """A command nvidia-smi that knows one GPU, an A10, whatever this machine has."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(
+        '#!/bin/sh\ncase "$1" in *=name) echo NVIDIA A10;; *) echo 470.82.01;; esac\n'
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
 def test_world_matches_the_machine():
-    asked = python("from kernels.lab import backend; print(backend.INTERPRETED)")
-    assert asked.stdout.strip() == str(not backend.has_gpu()), asked.stderr
+    if backend.has_gpu() and torch.cuda.is_available():
+        assert said(WORLD).startswith("False cuda Kernels are compiled, run and timed")
+    elif backend.has_gpu():
+        assert said(WORLD).startswith("True cpu The ")
+    else:
+        assert said(WORLD).startswith(
+            "True cpu There is no GPU here: kernels run in Triton's interpreter, and "
+            "measured figures are the ones recorded on nvidia-h200 (torch "
+        )
 
 
 def test_environment_overrides_the_machine():
-    for flag, interpreted in (("1", "True"), ("0", "False")):
-        code = "from kernels.lab import backend; print(backend.INTERPRETED)"
-        assert python(code, TRITON_INTERPRET=flag).stdout.strip() == interpreted
+    assert said(WORLD, TRITON_INTERPRET="1").startswith("True cpu ")
+    without = said(WORLD, TRITON_INTERPRET="0", CUDA_VISIBLE_DEVICES="")
+    assert without.startswith(
+        "False cuda TRITON_INTERPRET turns the interpreter off, and PyTorch finds no "
+        "GPU: kernels can be compiled here, and not run ("
+    )
 
 
-@pytest.mark.skipif(backend.has_gpu(), reason="a GPU needs no interpreter")
+def test_gpu_with_a_torch_that_has_no_cuda_is_not_used(nvidia_smi):
+    code = DRIVER.format(cuda=None) + WORLD
+    sentence = said(code)
+    assert sentence.startswith(
+        "True cpu The NVIDIA A10 of this machine is not used, because torch "
+        f"{torch.__version__} is built without CUDA: kernels run in Triton's "
+        "interpreter, and measured figures are "
+    )
+    # A process that this one starts inherits TRITON_INTERPRET, which is not the reason.
+    assert said(code, TRITON_INTERPRET="1") == sentence
+
+
+def test_gpu_whose_driver_torch_cannot_start_is_not_used(nvidia_smi):
+    assert said(DRIVER.format(cuda="13.0") + WORLD).startswith(
+        "True cpu The NVIDIA A10 of this machine is not used, because torch "
+        f"{torch.__version__}, built for CUDA 13.0, does not start with the driver "
+        "that is installed: kernels run in "
+    )
+
+
+def test_hidden_gpu_is_not_used(nvidia_smi):
+    assert said(WORLD, CUDA_VISIBLE_DEVICES="").startswith(
+        "True cpu The NVIDIA A10 of this machine is not used, because "
+        "CUDA_VISIBLE_DEVICES='' hides it: kernels run in Triton's interpreter, "
+    )
+
+
+def test_gpu_is_not_used_if_the_reader_says_so(nvidia_smi, monkeypatch):
+    monkeypatch.setattr(backend, "INTERPRETED", True)
+    monkeypatch.setattr(backend, "obstacle", lambda: "")
+    assert backend.describe().startswith(
+        "The NVIDIA A10 of this machine is not used, because TRITON_INTERPRET is set: "
+    )
+
+
+@pytest.mark.skipif(not backend.INTERPRETED, reason="a GPU needs no interpreter")
 def test_triton_imported_too_early_is_an_error_that_says_what_to_do():
     result = python("import triton, kernels")
+    assert "no GPU can be used here (" in result.stderr
     assert "import kernels first" in result.stderr
 
 
-def test_old_interpreter_with_new_numpy_is_refused():
+# ---- the interpreter's NumPy ---------------------------------------------------------
+
+
+@pytest.fixture
+def versions(monkeypatch):
+    def pretend(triton_version: str, numpy_version: str) -> None:
+        monkeypatch.setattr(triton, "__version__", triton_version)
+        monkeypatch.setattr(numpy, "__version__", numpy_version)
+        backend.require_interpreter.cache_clear()
+
+    yield pretend
+    backend.require_interpreter.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("of_triton", "of_numpy"),
+    [("3.6.0", "2.3.5"), ("3.7.1", "2.4.0"), ("3.10.0+git1a2b", "2.10.0rc1")],
+)
+def test_interpreter_works_with_its_numpy(versions, of_triton, of_numpy):
+    versions(of_triton, of_numpy)
+    backend.require_interpreter()
+
+
+def test_old_interpreter_with_new_numpy_is_refused_when_a_kernel_runs(versions):
+    versions("3.6.0", "2.4.1")
+    cure = r"triton 3\.6\.0 .* got NumPy 2\.4\.1; install 'numpy<2\.4', or triton 3\.7"
+    with pytest.raises(RuntimeError, match=cure):
+        backend.require_interpreter()
+    x = torch.ones(2, 3, device=backend.DEVICE)
+    if backend.INTERPRETED:
+        with pytest.raises(RuntimeError, match=cure):
+            backend.validate(x)
+    else:
+        backend.validate(x)  # nothing is interpreted here
+
+
+def test_old_interpreter_with_new_numpy_can_be_imported():
     code = """
-import importlib.metadata as metadata
-real = metadata.version
-fake = {"triton": "3.6.0", "numpy": "2.4.1"}
-metadata.version = lambda name: fake.get(name) or real(name)
-import kernels
+import numpy, os
+os.environ["TRITON_INTERPRET"] = "1"
+import triton
+numpy.__version__, triton.__version__ = "2.4.1", "3.6.0"
+from kernels.lab import backend
+try:
+    backend.require_interpreter()
+except RuntimeError:
+    print("refused when it is needed")
 """
-    assert "numpy<2.4" in python(code, TRITON_INTERPRET="1").stderr
+    assert said(code) == "refused when it is needed"
+
+
+# ---- what the first cell prints ------------------------------------------------------
 
 
 def test_description_names_versions():
@@ -71,135 +210,126 @@ def test_description_names_versions():
     assert triton.__version__ in backend.describe()
 
 
-def test_kernel_runs_in_this_world():
-    x = torch.arange(5.0, device=backend.DEVICE)
-    assert double(x).tolist() == [0, 2, 4, 6, 8]
+@pytest.fixture
+def t4(monkeypatch):
+    """This process, as if it ran on a T4."""
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    monkeypatch.setattr(backend, "obstacle", lambda: "")
+    monkeypatch.setattr(backend, "driver_version", lambda: "580.82.07")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    for name in ("COURSE_GPU_GB", "COURSE_MEASURE"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_call_runs_kernels_in_the_interpreter():
-    result = backend.call_in("interpreter", double, torch.arange(5.0))
-    assert result.tolist() == [0, 2, 4, 6, 8]
-
-
-def test_call_reaches_the_compiler():
-    kind = backend.call_in(
-        "compiler", lambda kernel: type(kernel).__name__, double_kernel
-    )
-    assert kind == "JITFunction"
-
-
-def test_notebook_kernel_travels_by_its_source(tmp_path):
-    script = tmp_path / "notebook.py"
-    script.write_text(
-        "import kernels, triton, triton.language as tl\n"
-        "from kernels.lab import backend\n"
-        "SCALE = tl.constexpr(3)\n"
-        "@triton.jit(do_not_specialize=['n'])\n"
-        "def kernel(x_ptr, n, BLOCK: tl.constexpr):\n"
-        "    tl.store(x_ptr + tl.arange(0, BLOCK), SCALE)\n"
-        "def look():\n"
-        "    names = [parameter.name for parameter in kernel.params]\n"
-        "    return type(kernel).__name__, 'SCALE' in kernel.src, names\n"
-        "print(backend.call_in('compiler', look))\n"
-    )
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True)
-    assert run.stdout.strip() == "('JITFunction', True, ['x_ptr', 'n', 'BLOCK'])", (
-        run.stderr
+def test_gpu_is_named_with_its_driver(t4):
+    assert backend.describe() == (
+        "Kernels are compiled, run and timed on the Tesla T4 (driver 580.82.07, "
+        f"torch {torch.__version__}, triton {triton.__version__})."
     )
 
 
-def test_tensor_keeps_its_strides():
-    x = torch.arange(12.0).reshape(3, 4)[:, 1:3].T
-    shape, stride, values = backend.call_in(
-        "compiler", lambda t: (t.shape, t.stride(), t.tolist()), x
+def test_recorded_times_and_a_limit_are_said(t4, monkeypatch):
+    monkeypatch.setenv("COURSE_MEASURE", "recorded")
+    monkeypatch.setenv("COURSE_GPU_GB", "14")
+    assert backend.describe().startswith(
+        "Kernels are compiled and run on the Tesla T4 here, and times are the ones "
+        "recorded on nvidia-h200, because COURSE_MEASURE=recorded is set (at most 14 "
+        "GB of its memory, driver 580.82.07, "
     )
-    assert (shape, stride, values) == (x.shape, x.stride(), x.tolist())
 
 
-def fail():
-    raise KeyError("as it was raised")
+@pytest.mark.parametrize(
+    ("need", "words"),
+    [
+        ("cp.async", r"asynchronous copies \(cp\.async\), .* no load starts ahead"),
+        ("bfloat16", "bfloat16 arithmetic, .* conversions from and to bfloat16"),
+    ],
+)
+def test_what_an_old_gpu_lacks_is_said(t4, monkeypatch, need, words):
+    assert backend.describe(need).startswith(backend.describe())
+    lacking = backend.describe(need)[len(backend.describe()) :]
+    assert lacking.startswith(" This chapter is about ")
+    assert re.search(words, lacking)
+    assert "(its compute capability is 7.5, below 8.0)" in lacking
+    assert "the rows recorded on nvidia-h200 show the difference." in lacking
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert backend.describe(need) == backend.describe()
 
 
-def test_exception_comes_back():
-    with pytest.raises(KeyError, match="as it was raised"):
-        backend.call_in("compiler", fail)
+def test_needs_of_another_name_are_refused():
+    with pytest.raises(ValueError, match=r"'bfloat16', 'cp\.async'.*got \['tma'\]"):
+        backend.describe("cp.async", "tma")
 
 
-def test_dead_helper_is_an_error_and_the_next_call_works():
-    with pytest.raises(RuntimeError, match="compiler world died"):
-        backend.call_in("compiler", os._exit, 3)
-    assert backend.call_in("compiler", abs, -1) == 1
+@pytest.mark.skipif(backend.has_gpu(), reason="a GPU's own sentence is longer")
+def test_without_a_gpu_needs_add_nothing():
+    assert backend.describe("cp.async", "bfloat16") == backend.describe()
 
 
-def test_printing_does_not_disturb_the_answer():
-    assert backend.call_in("compiler", lambda: print("noise") or 7) == 7
+def test_driver_that_nvidia_smi_does_not_know_is_unknown(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert backend.driver_version() == "unknown"
 
 
-def world():
-    return os.getpid(), backend.INTERPRETED, os.environ.get("CUDA_VISIBLE_DEVICES")
+def test_driver_version(nvidia_smi):
+    assert backend.driver_version() == "470.82.01"
 
 
-def test_a_call_apart_has_a_process_of_this_world_that_ends_with_it():
-    pid, *rest = backend.call_apart(world)
-    assert pid != os.getpid() and tuple(rest) == world()[1:]
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+@pytest.mark.parametrize(
+    ("facts", "there"), [({}, True), ({"failing": "cuInit"}, False)]
+)
+def test_driver_is_asked_for_devices(facts, there):
+    ask = backend.has_gpu.__wrapped__  # fake_gpu replaces has_gpu itself
+    with fake_gpu(**facts) as driver:
+        assert ask() is there
+    assert driver.names == ["cuInit", "cuDeviceGetCount"][: 1 + there]
 
 
-def test_a_call_apart_may_fail_or_die_without_harm():
-    with pytest.raises(KeyError, match="as it was raised"):
-        backend.call_apart(fail)
-    with pytest.raises(RuntimeError, match="world died"):
-        backend.call_apart(os._exit, 3)
+# ---- a smaller GPU -------------------------------------------------------------------
 
 
-def test_a_call_that_takes_too_long_ends_with_all_that_it_started():
-    def hang():
-        import subprocess as sub
-
-        child = sub.Popen(["sleep", "60"])
-        Path(note).write_text(f"{os.getpid()} {child.pid}")
-        child.wait()
-
-    helper = backend.Helper("interpreter")
-    with tempfile.TemporaryDirectory() as folder:
-        note = str(Path(folder, "pids"))
-        assert helper.call(abs, (-1,), limit_s=60) == 1
-        with pytest.raises(TimeoutError, match=r"no answer within 0\.5 s"):
-            helper.call(hang, limit_s=0.5)
-        pids = [int(pid) for pid in Path(note).read_text().split()]
-    assert helper.process is None
-    for pid in pids:
-        wait_until_gone(pid)
-    assert helper.call(abs, (-2,), limit_s=60) == 2  # in a new process
-    helper.stop()
+@pytest.fixture
+def shares(monkeypatch):
+    """The shares of an 80 GB GPU's memory that this process was limited to."""
+    facts = type("Properties", (), {"total_memory": 80 * 10**9})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    taken = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", taken.append)
+    return taken
 
 
-def wait_until_gone(pid: int, patience_s: float = 5.0) -> None:
-    """A killed child of a killed process goes when init has taken notice of it."""
-    end = time.monotonic() + patience_s
-    while Path(f"/proc/{pid}/stat").exists():
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state == "Z":
-            return
-        assert time.monotonic() < end, f"process {pid} is still there"
-        time.sleep(0.02)
+@pytest.mark.parametrize(("gb", "share"), [("14", 0.175), ("0.8", 0.01), ("96", 1.0)])
+def test_memory_is_limited(shares, gb, share):
+    backend._limit_memory(gb)
+    assert shares == [pytest.approx(share)]
+
+
+@pytest.mark.parametrize("gb", ["0", "-1", "14 GB", "nan", "1.2.3", "all"])
+def test_limit_that_is_no_number_is_refused(shares, gb):
+    with pytest.raises(ValueError, match=f"a number of GB such as 14, got {gb!r}"):
+        backend._limit_memory(gb)
+    assert shares == []
+
+
+@pytest.mark.skipif(backend.has_gpu(), reason="there is a GPU to limit")
+def test_limit_means_nothing_without_a_gpu():
+    assert said(WORLD, TRITON_INTERPRET="0", COURSE_GPU_GB="14").startswith("False")
 
 
 @pytest.mark.gpu
-def test_a_call_apart_loses_its_own_cuda_context():
-    def break_it():
-        index = torch.tensor([10**9], device="cuda")
-        torch.zeros(1, device="cuda")[index].cpu()
-
-    with pytest.raises(RuntimeError, match=r"CUDA error|device-side assert"):
-        backend.call_apart(break_it)
-    assert torch.ones(3, device="cuda").sum() == 3
-
-
-def test_unknown_world():
-    with pytest.raises(ValueError, match="'compiler', 'interpreter'"):
-        backend.call_in("cpu", abs, -1)
+def test_limited_process_gets_no_more():
+    code = """
+import torch
+from kernels.lab import backend, gpu
+print(gpu.free_bytes() <= 2e9, "at most 2 GB" in backend.describe())
+try:
+    torch.empty(3 * 10**9, dtype=torch.int8, device="cuda")
+except torch.OutOfMemoryError:
+    print("refused")
+"""
+    assert said(code, COURSE_GPU_GB="2").split() == ["True", "True", "refused"]
 
 
 class TestValidate:

@@ -1,0 +1,87 @@
+"""What the first cell of a chapter prints: which of the two worlds this is, and why.
+
+Notebooks call it as `backend.describe()`. It stands apart from `backend` because
+`from kernels import softmax` loads `backend`, and has no use for sentences.
+"""
+
+import os
+
+import torch
+import triton
+
+from kernels.lab import backend
+
+_NEEDS = {  # what a GPU below compute capability 8.0 lacks, and what that means there
+    "cp.async": (
+        "asynchronous copies (cp.async)",
+        "no load starts ahead of its use",
+    ),
+    "bfloat16": (
+        "bfloat16 arithmetic",
+        "conversions from and to bfloat16 take extra instructions",
+    ),
+}
+
+
+def describe(*needs: str) -> str:
+    """Says which of the two worlds this is, why, and with which versions.
+
+    Args:
+        needs: what the chapter is about, of "cp.async" and "bfloat16".
+
+    Returns:
+        One sentence. For each need that this GPU lacks, a second one says so, and says
+        what works all the same and where to see the difference.
+
+    Raises:
+        ValueError: a need of another name.
+    """
+    if unknown := sorted(set(needs) - set(_NEEDS)):
+        raise ValueError(f"needs must be among {sorted(_NEEDS)}, got {unknown}")
+    versions = f"torch {torch.__version__}, triton {triton.__version__}"
+    obstacle = backend.obstacle()
+    if backend.INTERPRETED:
+        name = backend.nvidia_smi("name")
+        why = "There is no GPU here"
+        if name or backend.has_gpu():
+            why = f"The {name or 'GPU'} of this machine is not used, because "
+            why += obstacle or "TRITON_INTERPRET is set"
+        return (
+            f"{why}: kernels run in Triton's interpreter, and measured figures are "
+            f"the ones {_recorded()} ({versions})."
+        )
+    if obstacle:
+        return (
+            "TRITON_INTERPRET turns the interpreter off, and PyTorch finds no GPU: "
+            f"kernels can be compiled here, and not run ({versions})."
+        )
+    versions = f"driver {backend.driver_version()}, {versions}"
+    if limit := os.environ.get("COURSE_GPU_GB"):
+        versions = f"at most {limit} GB of its memory, {versions}"
+    name = torch.cuda.get_device_name()
+    if os.environ.get("COURSE_MEASURE") == "recorded":
+        sentence = (
+            f"Kernels are compiled and run on the {name} here, and times are the ones "
+            f"{_recorded()}, because COURSE_MEASURE=recorded is set ({versions})."
+        )
+    else:
+        sentence = f"Kernels are compiled, run and timed on the {name} ({versions})."
+    major, minor = torch.cuda.get_device_capability()
+    lacking = [_NEEDS[need] for need in needs if (major, minor) < (8, 0)]
+    return " ".join(
+        [
+            sentence,
+            *(
+                f"This chapter is about {what}, which this GPU lacks (its compute "
+                f"capability is {major}.{minor}, below 8.0): every kernel runs and is "
+                f"right, but {cost}, and the rows {_recorded()} show the difference."
+                for what, cost in lacking
+            ),
+        ]
+    )
+
+
+def _recorded() -> str:
+    folder = backend.ROOT / "notebooks" / "recorded"
+    names = sorted(path.name for path in folder.glob("*") if path.is_dir())
+    return f"recorded on {', '.join(names)}" if names else "not recorded yet"
