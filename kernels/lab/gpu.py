@@ -2,23 +2,27 @@
 
 `current()` reads them from the driver of the GPU at hand. `named("L4")` has them for
 GPUs that are widely met, so that everything the course computes from such facts can be
-computed for a GPU that is not there.
+computed for a GPU that is not there. `of(name)` has them for the GPU that a recorded
+measurement names. `free_bytes()` says how much memory a measurement may fill.
 
 Sources. What one SM holds follows from the compute capability: the table "Technical
-Specifications per Compute Capability" of the CUDA C++ Programming Guide,
-https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities. How finely
-registers and shared memory are handed out: `cuda_occupancy.h` of the CUDA toolkit. How
-many SMs a product has, its L2 cache and its memory: the `source` of each GPU.
+Specifications per Compute Capability" of the CUDA Programming Guide,
+https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/compute-capabilities.html.
+The units in which registers and shared memory are allocated: `cuda_occupancy.h` of the
+CUDA toolkit. How many SMs a product has, its L2 cache and its memory: the `source` of
+each GPU.
 
 Weighed: `torch.cuda.get_device_properties` and Triton's driver module report some of
-these, but neither blocks per SM nor the reserved shared memory, and only of a GPU that
-is there.
+these facts, but neither blocks per SM nor the reserved shared memory, and only of a GPU
+that is there.
 """
 
 import ctypes
 import functools
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from kernels.lab import backend
 
@@ -35,20 +39,21 @@ class Gpu:
         compute_capability: major * 10 + minor, 90 for Hopper.
         sms: streaming multiprocessors.
         registers_per_sm: 32-bit registers of one SM.
-        registers_per_block: the most that one block may use.
-        max_registers_per_thread: the most that one thread can address.
+        registers_per_block: the most registers that one block may use.
+        max_registers_per_thread: the most registers that one thread can address.
         register_granularity: a warp gets its registers in multiples of this.
         shared_per_sm: shared memory of one SM.
-        shared_per_block: the most that a kernel can ask for (with the opt-in call
-            that Triton makes for every kernel above 48 KiB).
-        shared_reserved_per_block: what the driver takes from the SM for each block.
+        shared_per_block: the most shared memory that a kernel can ask for (with the
+            opt-in call that Triton makes for every kernel above 48 KiB).
+        shared_reserved_per_block: shared memory that the driver keeps for each block.
         shared_granularity: a block gets its shared memory in multiples of this.
         threads_per_sm: resident threads of one SM, at most.
         threads_per_block: threads of one block, at most.
         blocks_per_sm: resident blocks of one SM, at most.
         warp_size: threads of a warp.
         l2_bytes: L2 cache.
-        peak_bandwidth_gbps: of the memory, by the datasheet; a copy reaches less.
+        peak_bandwidth_gbps: bandwidth of the memory by the datasheet; a copy reaches
+            less.
         source: where sms, l2_bytes and peak_bandwidth_gbps are from.
     """
 
@@ -79,7 +84,7 @@ def _sm(
     shared_per_block: int,
     granularity: int = 128,
 ) -> dict[str, int]:
-    """One SM; what a block cannot have of its shared memory, the driver reserves."""
+    """One SM, in KiB; the driver reserves the shared memory that no block can have."""
     return {
         "threads_per_sm": threads,
         "blocks_per_sm": blocks,
@@ -93,19 +98,23 @@ def _sm(
 _SM = {  # by compute capability
     75: _sm(threads=1024, blocks=16, shared=64, shared_per_block=64, granularity=256),
     80: _sm(threads=2048, blocks=32, shared=164, shared_per_block=163),
+    86: _sm(threads=1536, blocks=16, shared=100, shared_per_block=99),
     89: _sm(threads=1536, blocks=24, shared=100, shared_per_block=99),
     90: _sm(threads=2048, blocks=32, shared=228, shared_per_block=227),
     100: _sm(threads=2048, blocks=32, shared=228, shared_per_block=227),
+    120: _sm(threads=1536, blocks=24, shared=100, shared_per_block=99),
 }
 
 _PRODUCTS = {  # name, compute capability, SMs, L2 in bytes, GB/s
     "T4": ("Tesla T4", 75, 40, 4 * MIB, 320.0),
     "A100": ("NVIDIA A100-SXM4-80GB", 80, 108, 40 * MIB, 2039.0),
+    "RTX 3090": ("NVIDIA GeForce RTX 3090", 86, 82, 6 * MIB, 936.0),
     "L4": ("NVIDIA L4", 89, 58, 48 * MIB, 300.0),
     "RTX 4090": ("NVIDIA GeForce RTX 4090", 89, 128, 72 * MIB, 1008.0),
     "H100": ("NVIDIA H100 80GB HBM3", 90, 132, 50 * MIB, 3350.0),
     "H200": ("NVIDIA H200", 90, 132, 60 * MIB, 4800.0),
     "B200": ("NVIDIA B200", 100, 148, 253 * MIB // 2, 8000.0),
+    "RTX 5090": ("NVIDIA GeForce RTX 5090", 120, 170, 96 * MIB, 1792.0),
 }
 
 _DRIVER = "SMs and L2 as the driver reports them"
@@ -116,6 +125,8 @@ _SOURCES = {
     "A100": "NVIDIA A100 Tensor Core GPU Architecture, "
     f"{_PAPERS}/en-zz/Solutions/data-center/nvidia-ampere-architecture-whitepaper.pdf; "
     f"bandwidth: A100 datasheet (80 GB, SXM), {_NVIDIA}/a100/",
+    "RTX 3090": "NVIDIA Ampere GA102 GPU Architecture, https://www.nvidia.com/content/"
+    "PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf",
     "L4": f"{_DRIVER}; bandwidth: L4 datasheet, {_NVIDIA}/l4/",
     "RTX 4090": "NVIDIA Ada GPU Architecture, "
     f"{_PAPERS}/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf",
@@ -124,6 +135,8 @@ _SOURCES = {
     "B200": f"{_DRIVER} (L2: 126 MB in the Blackwell Tuning Guide, "
     "https://docs.nvidia.com/cuda/blackwell-tuning-guide/); bandwidth: an eighth of "
     f"the 64 TB/s of a DGX B200, which has eight, {_NVIDIA}/dgx-b200/",
+    "RTX 5090": "NVIDIA RTX Blackwell GPU Architecture, "
+    f"{_PAPERS}/Solutions/geforce/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
 }
 
 
@@ -144,11 +157,15 @@ _DOCUMENTED = {key: _documented(key) for key in _PRODUCTS}
 
 
 def named(name: str) -> Gpu:
-    """A documented GPU: T4, A100 (SXM, 80 GB), L4, RTX 4090, H100 (SXM), H200 or B200.
+    """A documented GPU, by its short name.
+
+    Args:
+        name: "T4", "A100" (SXM, 80 GB), "RTX 3090", "L4", "RTX 4090", "H100" (SXM,
+            80 GB), "H200", "B200" or "RTX 5090".
 
     Raises:
         TypeError: name is not a string.
-        ValueError: no such GPU in the table.
+        ValueError: no documented GPU has this name.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a string such as 'H200', got {name!r}")
@@ -157,11 +174,35 @@ def named(name: str) -> Gpu:
     return _DOCUMENTED[name]
 
 
+def of(name: str) -> Gpu:
+    """The GPU that the driver calls `name`, such as "NVIDIA H200".
+
+    Args:
+        name: as the column `gpu` of a recorded measurement has it.
+
+    Returns:
+        The GPU of this machine where it has that name, else the documented one.
+
+    Raises:
+        ValueError: neither this machine's GPU nor a documented one has this name.
+    """
+    if backend.has_gpu() and current().name == name:
+        return current()
+    by_name = {gpu.name: gpu for gpu in _DOCUMENTED.values()}
+    if name not in by_name:
+        known = ", ".join(map(repr, by_name))
+        raise ValueError(
+            f"name must be a driver's name of a documented GPU ({known}) or of this "
+            f"machine's, got {name!r}"
+        )
+    return by_name[name]
+
+
 @functools.cache
 def current() -> Gpu:
-    """The first GPU of this machine, read from its driver, once.
+    """The first GPU of this machine; its driver is asked once.
 
-    The peak bandwidth is the documented one of a GPU in the table; of another it is
+    The peak bandwidth of a documented GPU is the documented one. That of another GPU is
     computed: two transfers per cycle of the memory's clock, over the bus's width.
 
     Raises:
@@ -211,6 +252,26 @@ def here() -> Gpu:
     """The GPU that kernels run on here; where they are interpreted, the H200."""
     on_gpu = backend.has_gpu() and not backend.INTERPRETED
     return current() if on_gpu else named("H200")
+
+
+SMALLEST_BYTES = 14 * 10**9
+"""The memory in which every chapter runs: what a T4 leaves to a learner."""
+
+
+def free_bytes() -> int:
+    """How much of the GPU's memory new tensors of this process can have, in bytes.
+
+    Memory that PyTorch keeps for reuse counts as free. A limit on the process, set by
+    COURSE_GPU_GB or `torch.cuda.set_per_process_memory_fraction`, is kept. Where
+    kernels cannot run on a GPU, the answer is `SMALLEST_BYTES`, so that shapes that are
+    chosen by it are those of a small GPU.
+    """
+    if backend.INTERPRETED or not torch.cuda.is_available():
+        return SMALLEST_BYTES
+    free, total = torch.cuda.mem_get_info()
+    used = torch.cuda.memory_allocated()
+    limit = int(torch.cuda.get_per_process_memory_fraction() * total)
+    return max(0, min(free + torch.cuda.memory_reserved() - used, limit - used))
 
 
 _ATTRIBUTES = {  # CU_DEVICE_ATTRIBUTE_… of cuda.h

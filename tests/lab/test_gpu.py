@@ -7,43 +7,24 @@ import pytest
 import torch
 
 from kernels.lab import backend, gpu
+from tests.helpers import fake_gpu
 
-DOCUMENTED = ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200")
+DOCUMENTED = (
+    *("T4", "A100", "RTX 3090", "L4", "RTX 4090", "H100", "H200", "B200", "RTX 5090"),
+)
 NOT_READ = {"source": "the driver of this machine"}
 
 
-def test_h200():
-    h200 = gpu.named("H200")
-    assert h200.name == "NVIDIA H200"
-    assert h200.compute_capability == 90
-    assert h200.sms == 132
-    assert h200.registers_per_sm == h200.registers_per_block == 65536
-    assert h200.shared_per_sm == 233472
-    assert h200.shared_per_block == 232448
-    assert h200.shared_reserved_per_block == 1024
-    assert h200.threads_per_sm == 2048
-    assert h200.blocks_per_sm == 32
-    assert h200.l2_bytes == 62914560
-    assert h200.peak_bandwidth_gbps == 4800
-
-
 @pytest.mark.parametrize(
-    ("name", "threads", "blocks", "shared_per_block", "reserved", "granularity"),
-    [
-        ("T4", 1024, 16, 65536, 0, 256),
-        ("A100", 2048, 32, 166912, 1024, 128),
-        ("L4", 1536, 24, 101376, 1024, 128),
-        ("B200", 2048, 32, 232448, 1024, 128),
-    ],
+    ("name", "shared_per_block", "reserved"),
+    [("T4", 65536, 0), ("A100", 166912, 1024), ("RTX 5090", 101376, 1024)],
 )
-def test_generations_differ(
-    name, threads, blocks, shared_per_block, reserved, granularity
+def test_shared_memory_that_no_block_can_have_is_the_drivers(
+    name, shared_per_block, reserved
 ):
     facts = gpu.named(name)
-    assert (facts.threads_per_sm, facts.blocks_per_sm) == (threads, blocks)
     assert facts.shared_per_block == shared_per_block
     assert facts.shared_reserved_per_block == reserved
-    assert facts.shared_granularity == granularity
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
@@ -55,6 +36,12 @@ def test_every_fact_is_cited_and_consistent(name):
     )
     assert facts.threads_per_sm % (4 * facts.warp_size) == 0
     assert min(v for v in dataclasses.astuple(facts) if isinstance(v, int)) >= 0
+    assert facts.shared_granularity == (256 if facts.compute_capability < 80 else 128)
+
+
+def test_every_generation_of_the_course_is_documented():
+    generations = {gpu.named(name).compute_capability for name in DOCUMENTED}
+    assert generations == {75, 80, 86, 89, 90, 100, 120}
 
 
 def test_unknown_names():
@@ -62,6 +49,22 @@ def test_unknown_names():
         gpu.named("V100")
     with pytest.raises(TypeError, match="got 90"):
         gpu.named(90)
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_documented_gpu_is_found_by_its_drivers_name(name):
+    facts = gpu.of(gpu.named(name).name)
+    assert dataclasses.replace(facts, source="") == dataclasses.replace(
+        gpu.named(name), source=""
+    )
+
+
+def test_gpu_of_another_name_is_found_only_where_it_is():
+    with pytest.raises(ValueError, match=r"'Tesla T4'.*got 'NVIDIA H20'"):
+        gpu.of("NVIDIA H20")
+    with fake_gpu(name="NVIDIA H20"):
+        assert gpu.of("NVIDIA H20") == gpu.current()
+        assert gpu.of("Tesla T4") == gpu.named("T4")
 
 
 @pytest.mark.skipif(backend.has_gpu(), reason="there is a GPU to read")
@@ -73,56 +76,26 @@ def test_without_a_gpu():
         gpu.driver("cuInit", 0)
 
 
-ATTRIBUTES = (  # numbers of cuda.h and what an H200's driver answers
-    *((1, 1024), (10, 32), (12, 65536), (16, 132), (36, 3201000), (37, 6144)),
-    *((38, 62914560), (39, 2048), (75, 9), (76, 0), (81, 233472), (82, 65536)),
-    *((97, 232448), (106, 32), (111, 1024)),
-)
-
-
-class FakeDriver:
-    """A driver library with one H200; asked for another device, it fails."""
-
-    name = b"NVIDIA H200"
-
-    def cuInit(self, flags):
-        return 0
-
-    def cuDeviceGet(self, device, ordinal):
-        device._obj.value = 7
-        return 0 if ordinal == 0 else 101
-
-    def cuDeviceGetName(self, buffer, size, device):
-        buffer.value = self.name
-        return 0
-
-    def cuDeviceGetAttribute(self, value, attribute, device):
-        assert device.value == 7
-        value._obj.value = dict(ATTRIBUTES)[attribute]
-        return 0
-
-    def cuGetErrorName(self, code, text):
-        text._obj.value = b"CUDA_ERROR_INVALID_DEVICE"
-        return 0
-
-
 @pytest.fixture
-def fake(monkeypatch):
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: FakeDriver())
-    monkeypatch.setattr(backend, "has_gpu", lambda: True)
-    gpu.current.cache_clear()
-    yield
-    gpu.current.cache_clear()
+def fake():
+    with fake_gpu() as driver:
+        yield driver
 
 
 def test_current_reads_the_driver(fake):
     assert gpu.current() == dataclasses.replace(gpu.named("H200"), **NOT_READ)
 
 
-def test_peak_bandwidth_of_an_undocumented_gpu(fake, monkeypatch):
-    monkeypatch.setattr(FakeDriver, "name", b"NVIDIA H20")
-    # 2 transfers x 3201 MHz x 6144 bits
-    assert gpu.current().peak_bandwidth_gbps == 4917
+def test_driver_is_asked_once(fake):
+    gpu.current()
+    calls = len(fake.calls)
+    assert gpu.current() is gpu.current() and len(fake.calls) == calls
+
+
+def test_peak_bandwidth_of_an_undocumented_gpu():
+    with fake_gpu(name="NVIDIA H20"):
+        # 2 transfers x 3201 MHz x 6144 bits
+        assert gpu.current().peak_bandwidth_gbps == 4917
 
 
 def test_failing_call_is_named(fake):
@@ -130,6 +103,51 @@ def test_failing_call_is_named(fake):
         gpu.driver("cuDeviceGet", ctypes.byref(ctypes.c_int()), 8)
     with pytest.raises(RuntimeError, match="cuNoSuchCall"):
         gpu.driver("cuNoSuchCall")
+
+
+# ---- free memory ---------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not backend.INTERPRETED, reason="kernels run on a GPU here")
+def test_free_memory_without_a_gpu_is_a_small_gpus():
+    assert gpu.free_bytes() == gpu.SMALLEST_BYTES == 14e9
+
+
+@pytest.mark.parametrize(
+    ("share", "free"),
+    [
+        (1.0, 62),  # the driver's 60, and the 2 that PyTorch keeps for reuse
+        (0.175, 11),  # 14 for the process, which has 3
+        (0.01, 0),  # it has more than it may have
+    ],
+)
+def test_free_memory_is_what_new_tensors_can_have(monkeypatch, share, free):
+    gb = 10**9
+    facts = {
+        "is_available": True,
+        "mem_get_info": (60 * gb, 80 * gb),
+        "memory_allocated": 3 * gb,
+        "memory_reserved": 5 * gb,
+        "get_per_process_memory_fraction": share,
+    }
+    for name, value in facts.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    assert gpu.free_bytes() == free * gb
+
+
+@pytest.mark.gpu
+def test_free_memory_shrinks_by_what_is_taken_and_comes_back():
+    torch.cuda.synchronize()
+    before = gpu.free_bytes()
+    taken = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    # Other processes may use the same GPU, so that the margin is wide.
+    assert before - gpu.free_bytes() == pytest.approx(2**28, abs=2**27)
+    del taken
+    assert gpu.free_bytes() == pytest.approx(before, abs=2**27)
+
+
+# ---- the GPU at hand -----------------------------------------------------------------
 
 
 @pytest.mark.gpu
