@@ -1,10 +1,11 @@
 """Numba CUDA, where it is installed: kernels written for one thread.
 
-Chapter 3 sets such a kernel beside Triton's. Numba is an optional dependency that takes
-half a second to import, so `@cuda.jit` here waits until a kernel is launched. Without a
-GPU kernels then run in Numba's simulator, which has to be asked for before Numba is
-imported; so nobody else imports it. In the simulator each thread of a block is a thread
-of Python: blocks should be small.
+Chapter `program` sets such a kernel beside Triton's. Numba is an optional dependency
+that takes half a second to import, so a kernel that is marked with `@cuda.jit` from
+here is compiled when it is first launched. Without a GPU, kernels run in Numba's
+simulator, which must be asked for before Numba is imported; so no other module imports
+Numba. In the simulator each thread of a block is a thread of Python: blocks should be
+small.
 
 Weighed: CUDA C++ through `torch.utils.cpp_extension` needs a compiler, and a GPU.
 """
@@ -32,7 +33,7 @@ class ThreadKernel:
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        numba_cuda = _import()
+        numba_cuda = _numba_cuda()
         self.fn.__globals__["cuda"] = numba_cuda  # the name that its code looks up
         return numba_cuda.jit(self.fn)
 
@@ -41,34 +42,72 @@ cuda = SimpleNamespace(jit=ThreadKernel)
 """Stands in for `numba.cuda` in a kernel's module until a kernel is launched."""
 
 
-def _import() -> ModuleType:
-    """Numba's `cuda`, or a RuntimeError that says what is missing."""
+def ready() -> bool:
+    """Whether Numba's kernels can run here; if not, prints one line that says why.
+
+    The first call that finds Numba compiles and launches a small kernel, since a Numba
+    that is installed may be unable to: it needs a compiler library (NVVM), and a driver
+    that takes what this library writes.
+    """
+    try:
+        _numba_cuda()
+    except RuntimeError as error:
+        print(error)
+        return False
+    return True
+
+
+@functools.cache
+def _numba_cuda() -> ModuleType:
+    """Numba's `cuda`, once it has run a kernel; RuntimeError where it cannot."""
     if backend.INTERPRETED:
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
     os.environ.setdefault("NUMBA_CUDA_LOW_OCCUPANCY_WARNINGS", "0")  # few are meant
     try:
         from numba import cuda
-    except ImportError:
-        raise RuntimeError(
-            "Numba is not installed, so its kernel is shown and not run here; "
-            "pip install numba-cuda"
-        ) from None
-    if not cuda.is_available():
-        raise RuntimeError(
-            "Numba finds no GPU or no CUDA toolkit, so its kernel is shown and not run "
-            "here; pip install 'numba-cuda[cu13]' brings a toolkit"
-        )
+    except ModuleNotFoundError:
+        cuda, problem = None, ("Numba is not installed", "pip install numba-cuda")
+    except Exception as error:  # such as a NumPy that is too new for it
+        problem = f"Numba cannot be imported ({_first_line(error)})"
+        cuda, problem = None, (problem, "pip install --upgrade numba-cuda")
+    else:
+        problem = _try(cuda)
+    if problem:
+        what, cure = problem
+        raise RuntimeError(f"{what}, so its kernel is shown and not run here; {cure}")
     return cuda
 
 
-def ready() -> bool:
-    """Whether Numba's kernels can run here; if not, prints one line that says why."""
+def _try(cuda: ModuleType) -> tuple[str, str] | None:
+    """Runs a small kernel; returns what went wrong and what would do, or None."""
     try:
-        _import()
-    except RuntimeError as error:
-        print(error)
-        return False
-    return True
+        if not cuda.is_available():
+            return (
+                "Numba finds no GPU or no CUDA toolkit",
+                "pip install 'numba-cuda[cu13]' brings a toolkit",
+            )
+        output = torch.zeros(1, device=backend.DEVICE)
+        cuda.jit(_store_seven)[1, 1](array(output))
+        stored = output.item()
+        if stored != 7:
+            raise RuntimeError(f"its kernel stored {stored} where 7 is right")
+    except Exception as error:
+        return (
+            f"Numba cannot run a kernel ({_first_line(error)})",
+            "a CUDA toolkit no newer than the driver would do, such as the one of "
+            "pip install 'numba-cuda[cu12]'",
+        )
+    return None
+
+
+def _store_seven(output_ptr: Any) -> None:
+    output_ptr[0] = 7
+
+
+def _first_line(error: Exception) -> str:
+    """The error's type and the first line of its message, shortened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:150]}" if lines else repr(error)
 
 
 def array(tensor: torch.Tensor) -> Any:

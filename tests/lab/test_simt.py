@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import program
-from kernels.lab import backend, plot, simt
+from kernels.lab import backend, show, simt
 
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs numba-cuda"
@@ -52,8 +52,8 @@ def test_without_numba_the_kernel_is_shown_and_one_line_says_why():
         "import sys",
         "sys.modules['numba'] = None",  # as if it were not installed
         "from kernels import program",
-        "from kernels.lab import plot, simt",
-        "print(plot.source(program.add_element))",
+        "from kernels.lab import show, simt",
+        "print(show.source(program.add_element))",
         "print(simt.ready())",
         "try:",
         "    program.add_element[3, 4](1, 2, 3)",
@@ -61,9 +61,74 @@ def test_without_numba_the_kernel_is_shown_and_one_line_says_why():
         "    print(error)",
     )
     shown, _, rest = said.partition("\nNumba is not installed")
-    assert shown == str(plot.source(program.add_element))
+    assert shown == str(show.source(program.add_element))
     assert shown.startswith("@cuda.jit\ndef add_element(")
     assert "pip install numba-cuda\nFalse\nNumba is not installed" in rest
+
+
+NUMBA = """
+import sys, types
+cuda = types.ModuleType("numba.cuda")
+cuda.is_available = lambda: {available}
+def jit(fn):
+    raise {error}
+cuda.jit = jit
+numba = types.ModuleType("numba")
+numba.cuda = cuda
+sys.modules |= {{"numba": numba, "numba.cuda": cuda}}
+from kernels import program
+from kernels.lab import simt
+print(simt.ready())
+try:
+    program.add_element[3, 4](1, 2, 3)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("available", "error", "sentence"),
+    [
+        (
+            True,
+            r"OSError('\n[222] Call to cuLinkAddData: UNSUPPORTED_PTX\nlog')",
+            "Numba cannot run a kernel (OSError: [222] Call to cuLinkAddData: "
+            "UNSUPPORTED_PTX), so its kernel is shown and not run here; a CUDA toolkit "
+            "no newer than the driver would do, such as the one of pip install "
+            "'numba-cuda[cu12]'",
+        ),
+        (
+            False,
+            "SystemExit",
+            "Numba finds no GPU or no CUDA toolkit, so its kernel is shown and not run "
+            "here; pip install 'numba-cuda[cu13]' brings a toolkit",
+        ),
+    ],
+    ids=["unsupported PTX", "no toolkit"],
+)
+def test_numba_that_cannot_run_a_kernel_is_one_sentence(available, error, sentence):
+    said = in_a_new_process(NUMBA.format(available=available, error=error))
+    assert said == f"{sentence}\nFalse\n{sentence}\n"
+
+
+def test_error_is_told_in_one_line():
+    assert simt._first_line(OSError("\n  the PTX\nand more")) == "OSError: the PTX"
+    assert simt._first_line(ValueError()) == "ValueError()"
+    assert len(simt._first_line(OSError("long " * 1000))) < 200
+
+
+def test_numba_that_cannot_be_imported_is_one_sentence(tmp_path):
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.3')")
+    said = in_a_new_process(
+        "import sys",
+        f"sys.path.insert(0, {str(tmp_path)!r})",
+        "from kernels.lab import simt",
+        "print(simt.ready())",
+    )
+    assert said == (
+        "Numba cannot be imported (ImportError: Numba needs NumPy 2.3), so its kernel "
+        "is shown and not run here; pip install --upgrade numba-cuda\nFalse\n"
+    )
 
 
 @pytest.mark.parametrize(
