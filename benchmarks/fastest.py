@@ -1,14 +1,20 @@
 """Measures the benchmark of the course: every region, every peer, beside the copy.
 
-    python benchmarks/fastest.py [--minutes 9] [--again] [region ...]
+    python -m benchmarks.fastest [--short] [--minutes 9] [--again] [region ...]
 
-On a GPU, writes notebooks/recorded/<gpu>/fastest.csv, fastest_strided.csv and
-fastest_host.csv, one case after the other, all providers of a case in one go. When the
-minutes are over it stops, and says how many cases are left; the next run goes on with
-those. Regions are `kernels.lab.regions`', and `host`; all of them if none is named.
+On a GPU, writes notebooks/recorded/<gpu>/fastest.csv. All providers of a case are
+measured in one go, and the file is written after each case. When the minutes are over,
+the command stops and says how many cases are left; the next run goes on with those. A
+case is done if this commit has measured it on this GPU. Regions are those of
+`benchmarks.regions`, and `host`, the host's time of a call; all of them if none is
+named. With --short, about 40 cases stand for all regions: for a look at another GPU.
 
-Peers that are not requirements of the course are measured if they are found: see
-`kernels.lab.peers`, and COURSE_PEERS there.
+Before anything is timed, all providers compile for all cases, several processes at a
+time. That takes at most half of the minutes. What is not compiled by then compiles when
+it is measured.
+
+Peers that the course does not require are measured if they are found: see
+`benchmarks.peers`, and COURSE_PEERS there.
 """
 
 import argparse
@@ -16,73 +22,101 @@ import functools
 import importlib
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import triton
 
+from benchmarks import peers, regions
 from kernels import program
-from kernels.lab import bench, peers, regions
+from kernels.lab import clock, record
+from kernels.lab.record import Case, OptionalProvider
 
-COURSE = ("program", "persistent", "tiled", "online", "cooperative", "fastest")
+STEM = "fastest"
+COURSE = (
+    *("program", "persistent", "tiled", "unaligned", "online", "cooperative"),
+    "fastest",
+)
 WHOLE_ROWS = ("program", "persistent")
 LONGEST_WHOLE_ROW = 32768
-"""Columns: beyond, those kernels spill, and take the compiler up to a minute each."""
+"""Columns. In longer rows these kernels spill, and compile for up to a minute each."""
+INPUTS = {"sliced": regions.sliced}
+
+Providers = dict[str, Callable[[torch.Tensor], torch.Tensor] | OptionalProvider]
+Task = tuple[str, tuple[Case, ...]]
+"""A clock, and cases of one dtype and shape: they share a copy."""
 
 
-def providers() -> dict[str, Callable | bench.Guest]:
+def providers() -> Providers:
     """The course's chapters, and those peers that are found here."""
     chapters = {stem: importlib.import_module(f"kernels.{stem}") for stem in COURSE}
-    others = peers.providers()
-    for name, peer in list(others.items()):
-        if isinstance(peer, bench.Guest) and not peer.available():
-            print(f"{name} is not measured: it is not found here")
-            del others[name]
     ours = {name: chapter.softmax for name, chapter in chapters.items()}
     ours |= {name: functools.partial(whole_rows, ours[name]) for name in WHOLE_ROWS}
+    others = peers.providers()
+    with ThreadPoolExecutor() as pool:  # importing a peer takes up to half a minute
+        here = list(pool.map(_is_here, others.values()))
+    for name, found in zip(list(others), here, strict=True):
+        if not found:
+            print(f"{name} is not measured: it is not found here")
+            del others[name]
     return ours | others
 
 
+def _is_here(provider: Callable | OptionalProvider) -> bool:
+    return not isinstance(provider, OptionalProvider) or provider.available()
+
+
 def whole_rows(function: Callable, x: torch.Tensor) -> torch.Tensor:
-    """The function's answer, for rows that one program holds without spilling."""
+    """The function's result, for rows that a program holds without spilling.
+
+    Raises:
+        ValueError: x has more than LONGEST_WHOLE_ROW columns.
+    """
     if x.shape[1] > LONGEST_WHOLE_ROW:
         raise ValueError(f"x must have at most {LONGEST_WHOLE_ROW} columns here")
     return function(x)
 
 
 def bare(x: torch.Tensor) -> torch.Tensor:
-    """An output and a launch, and no question asked: what the host must do at least."""
+    """An output and a launch, nothing checked: the least that the host has to do."""
     y = torch.empty_like(x)
     block = triton.next_power_of_2(x.shape[1])
     program.softmax_kernel[(x.shape[0],)](y, x, x.shape[1], block)
     return y
 
 
-def left(stem: str, cases: Iterable[regions.Case]) -> list[regions.Case]:
-    """The cases that this commit has not measured yet on this GPU."""
+def plan(names: Iterable[str], *, short: bool = False) -> list[Task]:
+    """What there is to measure in these regions.
+
+    Cases that differ only in how the input lies in memory are one task, since they are
+    compared with the same copy, which a task measures once.
+    """
+    names = set(names)
+    tasks: dict[tuple, list[Case]] = {}
+    chosen = regions.SHORT if short else regions.REGIONS
+    for region in chosen:
+        for case in region.cases if region.name in names else ():
+            tasks.setdefault(("device", *case[:3]), []).append(case)
+    for case in regions.HOST if "host" in names else ():
+        tasks.setdefault(("host", *case[:3]), []).append(case)
+    return [(name, tuple(dict.fromkeys(rows))) for (name, *_), rows in tasks.items()]
+
+
+def unfinished(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks of which this commit has not measured every case on this GPU."""
     try:
-        done = {
-            (one.dtype, one.n_rows, one.n_cols)
-            for one in bench.recorded(stem).select(provider="copy")
-            if one.commit == bench.commit() and one.gpu == torch.cuda.get_device_name()
-        }
+        df = record.recorded(STEM)
     except ValueError:  # nothing is recorded yet
-        done = set()
-    return [case for case in dict.fromkeys(cases) if regions.named(case) not in done]
-
-
-def plan(wanted: Iterable[str], again: bool) -> dict[str, list[regions.Case]]:
-    """The cases to measure for each file."""
-    cases: dict[str, list[regions.Case]] = {}
-    for region in regions.REGIONS:
-        if region.name in wanted:
-            cases.setdefault(region.stem, []).extend(region.cases)
-    if "host" in wanted:
-        cases["fastest_host"] = list(regions.HOST)
-    return {
-        stem: list(dict.fromkeys(some)) if again else left(stem, some)
-        for stem, some in cases.items()
-    }
+        return list(tasks)
+    here = {"commit": record.commit(), "gpu": torch.cuda.get_device_name()}
+    rows = record.select(df[df["provider"] != "copy"], **here)
+    done = set(rows[["clock", *regions.CASE]].itertuples(index=False, name=None))
+    return [
+        (name, cases)
+        for name, cases in tasks
+        if not all((name, *regions.key(case)) in done for case in cases)
+    ]
 
 
 def main() -> None:
@@ -90,34 +124,48 @@ def main() -> None:
     names = [*(region.name for region in regions.REGIONS), "host"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("regions", nargs="*", metavar="region", help=", ".join(names))
+    parser.add_argument("--short", action="store_true", help="a few cases of each")
     parser.add_argument("--minutes", type=float, default=1e3, help="stop after these")
     parser.add_argument("--again", action="store_true", help="measure all anew")
-    asked = parser.parse_args()
-    if unknown := set(asked.regions) - set(names):
+    args = parser.parse_args()
+    if unknown := set(args.regions) - set(names):
         parser.error(f"region must be one of {names}, got {sorted(unknown)}")
-    bench.require_gpu()
-    end = time.monotonic() + 60 * asked.minutes
+    try:
+        clock.require_gpu()
+    except RuntimeError as error:
+        parser.exit(1, f"{error}\n")
+    start = time.monotonic()
+    end = start + 60 * args.minutes
     os.environ["COURSE_RECORD"] = "1"
-    todo, everyone = plan(asked.regions or names, asked.again), providers()
-    bench.observe("fastest_peers", peers.versions)
-    remaining = [(stem, case) for stem, cases in todo.items() for case in cases]
-    make = {"fastest_strided": regions.sliced}
-    peers.warm(
-        everyone,
-        [
-            functools.partial(make.get(stem, bench.random), *case)
-            for stem, case in remaining
-        ],
-    )
-    print(f"{len(remaining)} cases, {end - time.monotonic():.0f} s left", flush=True)
-    while remaining and time.monotonic() < end:
-        stem, (dtype, *shape) = remaining.pop(0)
-        host = stem == "fastest_host"
-        who = {"bare": bare, **everyone} if host else everyone
-        timer = bench.host_us if host else bench.device_us
-        how = {"timer": timer, "make": make.get(stem), "prove": peers.prove}
-        bench.sweep(stem, who, [shape], [dtype], **how)
-    print(f"{len(remaining)} cases are left for another run")
+    tasks = plan(args.regions or names, short=args.short)
+    remaining = tasks if args.again else unfinished(tasks)
+    everyone = providers()
+    record.observe("fastest_peers", peers.versions)
+    print(f"{len(remaining)} of {len(tasks)} tasks are to be measured", flush=True)
+    half = start + 30 * args.minutes
+    cases = [case for _, cases in remaining for case in cases]
+    peers.precompile(everyone, cases, INPUTS, until=half)
+    print(f"compiled after {time.monotonic() - start:.0f} s", flush=True)
+    measured = 0
+    while measured < len(remaining) and time.monotonic() < end:
+        measure(everyone, *remaining[measured])
+        measured += 1
+        words = _words(*remaining[measured - 1])
+        print(f"{time.monotonic() - start:.0f} s: {words}", flush=True)
+    print(f"{len(remaining) - measured} tasks are left for another run")
+
+
+def measure(everyone: Providers, name: str, cases: Sequence[Case]) -> None:
+    """Measures a task by the clock of that name, and writes its rows."""
+    who = {"bare": bare, **everyone} if name == "host" else everyone
+    record.sweep(STEM, who, cases, clock=name, inputs=INPUTS, verify=peers.verify)
+
+
+def _words(name: str, cases: Sequence[Case]) -> str:
+    """The task for a line of the log."""
+    dtype, n_rows, n_cols, _ = regions.key(cases[0])
+    inputs = ", ".join(case.input for case in cases)
+    return f"{dtype} {n_rows} × {n_cols}, {inputs}, by the clock {name!r}"
 
 
 if __name__ == "__main__":
