@@ -1,11 +1,17 @@
-"""Hardware counters: what the GPU itself counted while a kernel ran.
+"""Counters: what the GPU itself counted while a kernel ran, and which kernels ran.
 
-Nsight Compute (`ncu`, of the CUDA toolkit) reads them, for each kernel that runs inside
-`watched()`, in a Python process of its own. Clocks and caches are left as they are, and
-only `watched(emptied=True)` sees to it that the L2 cache holds nothing of use.
+`profile` reads hardware counters with Nsight Compute (`ncu`, of the CUDA toolkit). It
+runs a function in a Python process of its own, and reports each kernel that runs inside
+`watched()` there. Clocks and caches are left as they are, unless asked otherwise.
+Reading counters needs a permission that many machines do not give (containers, Colab):
+then `profile` raises `Unavailable`, with ncu's own words.
+
+`launched` names the kernels of a call. It uses `torch.profiler`, which needs no
+permission.
 
 Weighed: CUPTI, on which Nsight Compute stands (its Python package cannot set counters
-up for a kernel by itself); `torch.profiler` (knows times and launches, no counters).
+up for a kernel by itself); `torch.profiler` for the counters, too (it knows times and
+launches only).
 
 Source: https://docs.nvidia.com/nsight-compute/NsightComputeCli/
 """
@@ -13,34 +19,34 @@ Source: https://docs.nvidia.com/nsight-compute/NsightComputeCli/
 import contextlib
 import csv
 import functools
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from kernels.lab import backend, bench
+from kernels.lab import backend, clock
+from kernels.lab.record import Unavailable
 
 METRICS = {
     "dram__bytes_read.sum": "read_bytes",
     "dram__bytes_write.sum": "written_bytes",
     "gpu__time_duration.sum": "duration_us",
 }
-_UNITS = {  # of Nsight Compute, as bytes and µs
-    **{"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9},
+"""What `profile` reads unless told otherwise: Nsight Compute's name → ours."""
+_UNITS = {  # of Nsight Compute, as bytes and µs; every other unit stays as it is
+    **{"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12},
     **{"nsecond": 1e-3, "usecond": 1, "msecond": 1e3, "second": 1e6},
     **{"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6},
 }
-NCU = (
-    *("ncu", "--target-processes", "all", "--profile-from-start", "off"),
-    *("--clock-control", "none", "--cache-control", "none"),
-    *("--csv", "--page", "raw", "--print-units", "base"),
-    *("--metrics", ",".join(METRICS)),
-)
+WARM_UPS = 3  # calls before `launched` looks: by then all is compiled
 
 
 @contextlib.contextmanager
@@ -64,20 +70,34 @@ def _others() -> torch.Tensor:
     return torch.ones(2**28, device=backend.DEVICE)  # 1 GiB
 
 
-def profile(function: Callable[[], Any]) -> list[dict[str, Any]]:
-    """DRAM bytes and time of every kernel that the function runs inside `watched()`.
+def profile(
+    function: Callable[[], Any],
+    metrics: Mapping[str, str] = METRICS,
+    *,
+    flush: bool = False,
+    replay: str = "kernel",
+) -> list[dict[str, Any]]:
+    """The counters of every kernel that the function runs inside `watched()`.
 
     Args:
-        function: of a module, called without arguments in a new process.
+        function: of a module, called without arguments in a new process. It must not
+            use `clock`, because this process measures meanwhile.
+        metrics: Nsight Compute's name of a metric → the key of its value.
+        flush: whether ncu empties the caches before each kernel, by its own means.
+        replay: how ncu reads more counters than the GPU has room for at a time: it
+            repeats each "kernel", or the whole "application". The first restores
+            memory between its passes, but not the L2 cache, so a second pass may find
+            there what the first left. The second runs the function for each pass.
 
     Returns:
-        A row for each kernel, in order: kernel, read_bytes and written_bytes (from and
-        to DRAM), duration_us.
+        A row for each kernel, in order: kernel, and a value for each metric. Times are
+        in µs; bytes and other counts are integers.
 
     Raises:
         TypeError: a new process cannot import the function.
-        bench.Unavailable: Nsight Compute is not on the PATH, or may not, or cannot,
-            read the counters here.
+        ValueError: replay is neither of the two.
+        Unavailable: Nsight Compute is not on the PATH, or it may not, or cannot, read
+            the counters here.
         RuntimeError: the function failed.
     """
     module, name = function.__module__, function.__qualname__
@@ -86,28 +106,39 @@ def profile(function: Callable[[], Any]) -> list[dict[str, Any]]:
             f"function must be of a module, for a new process to import, got {name} "
             f"of {module}; move it to a file"
         )
+    if replay not in ("kernel", "application"):
+        raise ValueError(f"replay must be 'kernel' or 'application', got {replay!r}")
     if shutil.which("ncu") is None:
-        raise bench.Unavailable("ncu (Nsight Compute) is not on the PATH")
+        raise Unavailable("ncu (Nsight Compute) is not on the PATH")
     script = (
         f"from kernels.lab import counters; from {module} import {name}; "
         f"counters.warm_up(); {name}()"
     )
-    command = [*NCU, sys.executable, "-c", script]
-    done = subprocess.run(
-        command,
-        cwd=backend.ROOT,
-        env=os.environ | {"LC_ALL": "C"},  # numbers with a decimal point
-        capture_output=True,
-        text=True,
-    )
+    command = [
+        *("ncu", "--target-processes", "all", "--profile-from-start", "off"),
+        *("--clock-control", "none", "--cache-control", "all" if flush else "none"),
+        *("--replay-mode", replay, "--csv", "--page", "raw", "--print-units", "base"),
+        *("--metrics", ",".join(metrics), sys.executable, "-c", script),
+    ]
+    paths = [str(backend.ROOT), os.environ.get("PYTHONPATH")]
+    with clock.alone():
+        done = subprocess.run(
+            command,
+            cwd=backend.ROOT,
+            env=os.environ
+            | {"LC_ALL": "C"}  # numbers with a decimal point
+            | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            capture_output=True,
+            text=True,
+        )
     said = done.stdout + done.stderr
     errors = re.findall(r"==ERROR== (?!The application)(.*)", said)
     errors += re.findall(r"Failed to initialize the profiler.*", said)
     if errors:
-        raise bench.Unavailable(f"ncu cannot profile here: {'; '.join(errors)}")
+        raise Unavailable(f"ncu cannot profile here: {'; '.join(errors)}")
     if done.returncode:
         raise RuntimeError(f"{module}.{name} failed under ncu: {said[-2000:]}")
-    return parse(done.stdout)[1:]  # the first is of warm_up
+    return parse(done.stdout, metrics)[1:]  # the first is of warm_up
 
 
 def warm_up() -> None:
@@ -117,32 +148,31 @@ def warm_up() -> None:
         torch.exp(x)
 
 
-def parse(text: str) -> list[dict[str, Any]]:
+def parse(text: str, metrics: Mapping[str, str] = METRICS) -> list[dict[str, Any]]:
     """The rows of `profile` from what `ncu --csv --page raw` printed.
 
     Raises:
-        ValueError: there is no table in the text, or it lacks one of METRICS.
+        ValueError: there is no table in the text, or it lacks a metric.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     table = list(csv.DictReader(lines))
-    missing = [metric for metric in METRICS if not table or metric not in table[0]]
+    missing = [metric for metric in metrics if not table or metric not in table[0]]
     if missing:
         raise ValueError(
             f"text must be Nsight Compute's table with {missing}, got {text[-300:]!r}"
         )
     units, *rows = table
-    return [{"kernel": _bare(row["Kernel Name"]), **_read(row, units)} for row in rows]
+    return [
+        {"kernel": _bare(row["Kernel Name"])}
+        | {name: _value(row[metric], units[metric]) for metric, name in metrics.items()}
+        for row in rows
+    ]
 
 
-def _read(row: dict[str, str], units: dict[str, str]) -> dict[str, float]:
-    values = {
-        name: float(row[metric].replace(",", "")) * _UNITS[units[metric]]
-        for metric, name in METRICS.items()
-    }
-    return {
-        name: round(value, 3) if name.endswith("us") else round(value)
-        for name, value in values.items()
-    }
+def _value(cell: str, unit: str) -> float:
+    """Bytes and counts as integers; times in µs and shares with 3 decimals."""
+    value = round(float(cell.replace(",", "")) * _UNITS.get(unit, 1), 3)
+    return round(value) if unit.endswith("byte") or value.is_integer() else value
 
 
 def _bare(signature: str) -> str:
@@ -150,3 +180,40 @@ def _bare(signature: str) -> str:
     for nameless in ("(anonymous namespace)", "<unnamed>"):
         signature = signature.replace(nameless, "")
     return re.split(r"[<(]", signature)[0].split(":")[-1].split()[-1]
+
+
+def launched(function: Callable, *args: Any) -> list[str]:
+    """The names of the kernels that one call of `function(*args)` launches, in order.
+
+    Three calls go before the one that is looked at: by then whatever compiles has
+    compiled.
+
+    Raises:
+        RuntimeError: kernels are interpreted here: nothing is launched on a GPU.
+        Unavailable: the profiler saw no kernel.
+    """
+    if backend.INTERPRETED:
+        raise RuntimeError(
+            "no kernel is launched here: kernels run in Triton's interpreter; "
+            "record.observe reads what was recorded on a GPU"
+        )
+    for _ in range(WARM_UPS):
+        function(*args)
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
+        function(*args)
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        names = _kernels_of(json.loads(path.read_text()))
+    if not names:
+        raise Unavailable("torch.profiler saw no kernel: is CUPTI usable here?")
+    return names
+
+
+def _kernels_of(trace: Mapping[str, Any]) -> list[str]:
+    """The kernels of a profiler's trace, in the order in which they started."""
+    kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+    return [event["name"] for event in sorted(kernels, key=lambda event: event["ts"])]

@@ -1,15 +1,14 @@
-"""What Nsight Compute prints is read as it is; what it cannot do is told apart."""
+"""What Nsight Compute prints is read as it is; what it cannot do is said."""
 
+import contextlib
 import json
-import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from kernels.lab import bench, counters
+from kernels.lab import backend, clock, counters, record
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream",'
@@ -83,10 +82,23 @@ def test_parse_what_is_no_such_table(text):
         counters.parse(text)
 
 
+def test_parse_other_metrics():
+    header = HEADER.replace("gpu__time_duration.sum", "lts__t_sector_hit_rate.pct")
+    text = table(line(0, "add", 32, 7, "12.3456"), units=("byte", "sector", "%"))
+    metrics = {
+        "lts__t_sector_hit_rate.pct": "hit_rate",
+        "dram__bytes_write.sum": "sectors",
+    }
+    assert counters.parse(text.replace(HEADER, header), metrics) == [
+        {"kernel": "add", "hit_rate": 12.346, "sectors": 7}
+    ]
+
+
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
     """Puts an `ncu` on the PATH that notes its arguments, prints, and exits."""
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(clock, "alone", contextlib.nullcontext)
     arguments = tmp_path / "arguments"
 
     def install(text, code=0):
@@ -128,9 +140,36 @@ def test_profile_runs_the_function_under_ncu(ncu):
     assert given[-1].endswith("; counters.warm_up(); something_to_profile()")
 
 
+def test_profile_reads_what_it_is_asked_for(ncu, monkeypatch):
+    @contextlib.contextmanager
+    def alone():
+        log.append("alone")
+        yield
+        log.append(arguments())
+
+    log = []
+    monkeypatch.setattr(clock, "alone", alone)
+    header = table(line(0, ELEMENTWISE, 9, 9, 9), line(1, REDUCE, 5, 6, 3000))
+    arguments = ncu(header)
+    (row,) = counters.profile(
+        something_to_profile,
+        {"dram__bytes_write.sum": "written"},
+        flush=True,
+        replay="application",
+    )
+    assert row == {"kernel": "reduce_kernel", "written": 6}
+    assert log == ["alone", arguments()]  # ncu ran while nothing else measured
+    given = " ".join(arguments())
+    assert "--cache-control all" in given and "--cache-control none" not in given
+    assert "--replay-mode application" in given
+    assert "--metrics dram__bytes_write.sum " in given
+    with pytest.raises(ValueError, match="replay must be 'kernel' or 'application'"):
+        counters.profile(something_to_profile, replay="twice")
+
+
 def test_profile_without_ncu(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(bench.Unavailable, match="not on the PATH"):
+    with pytest.raises(record.Unavailable, match="not on the PATH"):
         counters.profile(something_to_profile)
 
 
@@ -145,7 +184,7 @@ def test_profile_without_ncu(monkeypatch, tmp_path):
 )
 def test_profile_without_permission(ncu, text):
     ncu(text, code=1)
-    with pytest.raises(bench.Unavailable, match=r"ERR_NVGPUCTRPERM|LibraryNotLoaded"):
+    with pytest.raises(record.Unavailable, match=r"ERR_NVGPUCTRPERM|LibraryNotLoaded"):
         counters.profile(something_to_profile)
 
 
@@ -155,7 +194,7 @@ def test_a_mistake_of_ours_is_not_taken_for_a_missing_permission(ncu):
     )
     with pytest.raises(RuntimeError, match="NameError") as caught:
         counters.profile(something_to_profile)
-    assert not isinstance(caught.value, bench.Unavailable)
+    assert not isinstance(caught.value, record.Unavailable)
 
 
 def test_watched_starts_and_stops_the_profiler_around_the_work(monkeypatch):
@@ -190,13 +229,42 @@ def test_a_function_that_no_other_process_can_import():
 
 
 @pytest.mark.gpu
-def test_a_kernel_of_a_gpu(monkeypatch):
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", here, prepend=os.pathsep)
+def test_a_kernel_of_a_gpu():
     try:
         (row,) = counters.profile(one_kernel)
-    except bench.Unavailable as error:
+    except record.Unavailable as error:
         pytest.skip(str(error))
     assert row["kernel"] == "vectorized_elementwise_kernel"
     assert 0 < row["read_bytes"] < 1.05 * 2**26
     assert row["duration_us"] > 0
+
+
+# ---- which kernels a call launches ---------------------------------------------------
+
+
+def test_the_kernels_of_a_trace_are_those_of_the_gpu_in_order():
+    events = [
+        {"cat": "kernel", "name": "second", "ts": 2.5},
+        {"cat": "gpu_memset", "name": "Memset (Device)", "ts": 0.5},
+        {"cat": "kernel", "name": "first", "ts": 1.0},
+        {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.1},
+        {"name": "process_name", "ph": "M"},
+        {"cat": "kernel", "name": "second", "ts": 4.0},
+    ]
+    names = counters._kernels_of({"traceEvents": events})
+    assert names == ["first", "second", "second"]
+
+
+def test_nothing_is_launched_in_the_interpreter(monkeypatch):
+    monkeypatch.setattr(backend, "INTERPRETED", True)
+    with pytest.raises(RuntimeError, match=r"interpreter.*record\.observe"):
+        counters.launched(torch.clone, torch.ones(2))
+
+
+@pytest.mark.gpu
+def test_an_operation_is_one_kernel_and_a_view_none():
+    x = torch.randn(64, 64, device="cuda")
+    assert len(counters.launched(torch.exp, x)) == 1
+    assert len(counters.launched(lambda x: torch.exp(x.t()) + 1, x)) == 2
+    with pytest.raises(record.Unavailable, match="no kernel"):
+        counters.launched(torch.t, x)
