@@ -1,6 +1,8 @@
 """Programs that stay: right for any grid, and free of the usual driver's faults."""
 
 import dataclasses
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -8,32 +10,34 @@ import triton
 
 from kernels import persistent
 from kernels.lab import backend, check, compile, gpu, meter, occupancy
+from kernels.lab.compile import Compiled
+from kernels.lab.gpu import Gpu
+from tests.helpers import assert_right, matrix
 
 H200 = gpu.named("H200")
 DOCUMENTED = ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200")
 MANY = 10**6
 
 
-def matrix(n_rows, n_cols, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(n_rows + n_cols)
-    x = torch.randn(n_rows, n_cols, generator=generator)
-    return x.to(backend.DEVICE, dtype)
+def config_for(n_cols: int, **changes: int) -> persistent.Config:
+    """The chosen config for rows of float32, with other values in some fields."""
+    return dataclasses.replace(persistent.choose_config(n_cols, 4), **changes)
 
 
-def assert_right(y, x):
-    torch.testing.assert_close(y, torch.softmax(x.double(), 1).to(x.dtype))
+def launch_of(dtype: torch.dtype, n_cols: int, config: persistent.Config) -> tuple:
+    """The launch on contiguous rows, as `compile.aot_all` takes it."""
+    x, sizes = compile.pointer(dtype), (n_cols, 1, n_cols, 1, 4096, n_cols)
+    return persistent.softmax_kernel, (x, x, *sizes), config.constants
 
 
-def laid_out(n_cols, **changes):
-    return dataclasses.replace(persistent.plan(n_cols, 4), **changes)
-
-
-def compiled(dtype, n_cols, num_warps=4, num_stages=1, *, rows=1, on="H200"):
-    """The kernel for contiguous rows."""
-    x, block = compile.pointer(dtype), triton.next_power_of_2(n_cols)
-    sizes = n_cols, 1, n_cols, 1, 4096, n_cols, rows, block, num_stages
-    kernel = persistent.softmax_kernel
-    return compile.aot(kernel, x, x, *sizes, num_warps=num_warps, gpu=on)
+def compiled(
+    dtype: torch.dtype, n_cols: int, num_warps: int = 4, num_stages: int = 1
+) -> Compiled:
+    """The kernel that computes one contiguous row after another on an H200."""
+    block_cols = triton.next_power_of_2(n_cols)
+    config = persistent.Config(1, block_cols, num_warps, num_stages)
+    kernel, args, constants = launch_of(dtype, n_cols, config)
+    return compile.aot(kernel, *args, **constants)
 
 
 # ---- the softmax ---------------------------------------------------------------------
@@ -53,58 +57,60 @@ def test_is_a_softmax_up_to_its_longest_row():
 @pytest.mark.parametrize("programs_per_slot", [1, 2, MANY])
 @pytest.mark.parametrize("rows_per_tile", [1, 4])
 @pytest.mark.parametrize(("n_rows", "n_cols"), [(1, 5), (3, 33), (37, 33), (64, 1)])
-def test_is_right_for_any_layout(n_rows, n_cols, rows_per_tile, programs_per_slot):
-    layout = laid_out(
+def test_is_right_for_any_config(n_rows, n_cols, rows_per_tile, programs_per_slot):
+    config = config_for(
         n_cols, rows_per_tile=rows_per_tile, programs_per_slot=programs_per_slot
     )
     x = matrix(n_rows, n_cols)
-    assert_right(persistent.softmax(x, layout=layout), x)
+    assert_right(persistent.softmax(x, config=config), x)
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
 def test_is_right_for_any_number_of_stages(num_stages):
-    layout = laid_out(128, rows_per_tile=2, num_stages=num_stages, programs_per_slot=1)
+    config = config_for(
+        128, rows_per_tile=2, num_stages=num_stages, programs_per_slot=1
+    )
     for n_cols in (128, 127):
         x = matrix(2000, n_cols)[::200]
-        assert_right(persistent.softmax(x, layout=layout), x)
+        assert_right(persistent.softmax(x, config=config), x)
 
 
 @pytest.mark.parametrize("answer", [0, 1, 3, MANY])
-def test_never_depends_on_the_number_of_slots(monkeypatch, answer):
-    monkeypatch.setattr(persistent, "slots", lambda dtype, layout: answer)
+def test_is_right_whatever_the_number_of_resident_programs(monkeypatch, answer):
+    monkeypatch.setattr(persistent, "resident_programs", lambda dtype, config: answer)
     x = matrix(37, 33)
     for programs_per_slot in (1, 16):
-        layout = laid_out(33, rows_per_tile=2, programs_per_slot=programs_per_slot)
-        assert_right(persistent.softmax(x, layout=layout), x)
+        config = config_for(33, rows_per_tile=2, programs_per_slot=programs_per_slot)
+        assert_right(persistent.softmax(x, config=config), x)
 
 
-def test_moves_what_it_says():
-    for n_rows, n_cols in ((37, 33), (3, 781), (200, 4)):
-        counted = meter.count(persistent.softmax, matrix(n_rows, n_cols))
-        moved = counted.read_values, counted.written_values
-        assert moved == persistent.traffic(n_rows, n_cols)
-        assert moved == meter.fused(n_rows, n_cols)[:2]
+@pytest.mark.parametrize("shape", [(37, 33), (3, 781), (200, 4)])
+def test_reads_and_writes_each_value_once(shape):
+    assert meter.count(persistent.softmax, matrix(*shape)).values == meter.fused(*shape)
 
 
-def grid(n_rows, **changes):
-    layout = laid_out(64, rows_per_tile=4, **changes)
-    traffic = meter.count(persistent.softmax, matrix(n_rows, 64), layout=layout)
-    (launch,) = (op for op in traffic.rows if op.grid)
+def grid(n_rows: int, **changes: int) -> int:
+    """How many programs compute n_rows rows, in the interpreter."""
+    config = config_for(64, rows_per_tile=4, **changes)
+    counted = meter.count(persistent.softmax, matrix(n_rows, 64), config=config)
+    (launch,) = (row for row in counted.rows if row.grid)
     return launch.grid[0]
 
 
 def test_the_grid_is_what_fits_or_the_tiles_if_they_are_fewer():
-    slots = persistent.INTERPRETED_SLOTS  # the meter counts in the interpreter
-    assert grid(100, programs_per_slot=1) == slots
-    assert grid(100, programs_per_slot=2) == 2 * slots
+    resident = grid(10**3, programs_per_slot=1)
+    assert 1 < resident < 25
+    assert grid(100, programs_per_slot=2) == 2 * resident
     assert grid(100, programs_per_slot=MANY) == 25
     assert grid(9, programs_per_slot=1) == 3
     assert grid(1) == 1
 
 
-def test_a_layout_that_is_too_narrow_is_named():
-    with pytest.raises(ValueError, match=r"at least 65.*got 64; plan\(65, 4\) would"):
-        persistent.softmax(matrix(2, 65), layout=persistent.plan(64, 4))
+def test_a_config_that_is_too_narrow_is_named():
+    narrow = persistent.choose_config(64, 4)
+    wanted = r"at least 65.*got 64; choose_config\(65, 4\) would"
+    with pytest.raises(ValueError, match=wanted):
+        persistent.softmax(matrix(2, 65), config=narrow)
 
 
 def test_more_rows_than_the_loop_can_number_are_named():
@@ -113,7 +119,7 @@ def test_more_rows_than_the_loop_can_number_are_named():
         persistent.softmax(x)
 
 
-# ---- the plan ------------------------------------------------------------------------
+# ---- the config ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -130,17 +136,22 @@ def test_more_rows_than_the_loop_can_number_are_named():
         (32768, 4, 1, 32),
     ],
 )
-def test_plan(n_cols, element_size, rows_per_tile, num_warps):
+def test_short_rows_share_a_tile(n_cols, element_size, rows_per_tile, num_warps):
     block_cols = triton.next_power_of_2(n_cols)
-    wanted = persistent.Plan(rows_per_tile, block_cols, num_warps, 1, 16)
-    assert persistent.plan(n_cols, element_size) == wanted
+    wanted = persistent.Config(rows_per_tile, block_cols, num_warps)
+    assert persistent.choose_config(n_cols, element_size) == wanted
 
 
 @pytest.fixture
 def on(monkeypatch):
-    persistent.plan.cache_clear()
-    yield lambda name: monkeypatch.setattr(gpu, "here", lambda: gpu.named(name))
-    persistent.plan.cache_clear()
+    """Makes `choose_config` choose for another GPU."""
+
+    def choose_for(there: Gpu) -> None:
+        persistent.choose_config.cache_clear()
+        monkeypatch.setattr(gpu, "here", lambda: there)
+
+    yield choose_for
+    persistent.choose_config.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +160,7 @@ def on(monkeypatch):
         ("H200", 32768, 2, True),
         ("H200", 20000, 2, True),
         ("H200", 20001, 2, False),  # no row but the first is aligned
-        ("H200", 16384, 2, False),  # two programs on an SM
+        ("H200", 16384, 2, False),  # an SM holds two programs
         ("H200", 32768, 4, False),  # two more rows of 128 KiB do not fit
         ("H200", 65536, 2, False),
         ("A100", 32768, 2, True),
@@ -157,49 +168,100 @@ def on(monkeypatch):
         ("T4", 32768, 2, False),
     ],
 )
-def test_a_program_stays_where_it_is_alone_and_can_load_ahead(
+def test_a_program_stays_where_an_sm_holds_one_and_it_can_load_ahead(
     on, name, n_cols, element_size, stays
 ):
-    on(name)
-    layout = persistent.plan(n_cols, element_size)
-    found = layout.num_stages, layout.programs_per_slot
+    on(gpu.named(name))
+    config = persistent.choose_config(n_cols, element_size)
+    found = config.num_stages, config.programs_per_slot
     assert found == ((3, 1) if stays else (1, 16))
 
 
+@pytest.mark.parametrize("compute_capability", [75, 80])
+def test_nothing_loads_ahead_without_cp_async(on, compute_capability):
+    """Shared memory decides for the GPUs above, so here there is enough of it."""
+    on(dataclasses.replace(H200, compute_capability=compute_capability))
+    config = persistent.choose_config(32768, 2)
+    assert (config.num_stages > 1) == (compute_capability >= 80)
+
+
 @pytest.mark.parametrize("name", DOCUMENTED)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_plan_fits_its_gpu(on, name, dtype):
-    on(name)
-    for n_cols in (32, 1024, 32768):
-        layout = persistent.plan(n_cols, dtype.itemsize)
-        kernel = compiled(
-            dtype,
-            n_cols,
-            layout.num_warps,
-            layout.num_stages,
-            rows=layout.rows_per_tile,
-            on=name,
+def test_every_chosen_config_fits_its_gpu(on, name):
+    there = gpu.named(name)
+    on(there)
+    launches = {
+        (n_cols, dtype): launch_of(
+            dtype, n_cols, persistent.choose_config(n_cols, dtype.itemsize)
         )
+        for n_cols in (32, 1024, persistent.ONE_PER_SM_COLS)
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    made = compile.aot_all(launches.values(), gpu=there)
+    for (n_cols, _), (*_, constants), kernel in zip(
+        launches, launches.values(), made, strict=True
+    ):
         found = occupancy.of(kernel)
-        assert found.blocks_per_sm >= 1, (layout, str(found))
-        if n_cols == persistent.LONELY_COLS:
+        assert found.blocks_per_sm >= 1, (constants, str(found))
+        if n_cols == persistent.ONE_PER_SM_COLS:
             assert found.blocks_per_sm == 1
+        loads_ahead = kernel.count(r"cp\.async\.c[ag]") > 0
+        assert loads_ahead == (constants["NUM_STAGES"] > 1)
+
+
+# ---- the number of resident programs -------------------------------------------------
+
+
+def test_resident_programs_are_those_of_the_compiled_kernel(monkeypatch):
+    """They follow from the registers that a launch of aligned rows is compiled to."""
+    asked, loaded = [], []
+
+    def warmup(*args: Any, **options: Any) -> SimpleNamespace:
+        asked.append((args, options))
+        compiled = SimpleNamespace(metadata=SimpleNamespace(shared=64))
+
+        def load() -> None:
+            loaded.append(True)
+            compiled.n_regs = 40  # known only now, as with Triton's own
+
+        compiled._init_handles = load
+        return compiled
+
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    monkeypatch.setattr(persistent.softmax_kernel, "warmup", warmup, raising=False)
+    monkeypatch.setattr(gpu, "here", lambda: H200)
+    config = persistent.Config(1, 8192, num_warps=16)
+    ask = persistent.resident_programs.__wrapped__  # keeps nothing of this test
+    assert ask(torch.float32, config) == 132 * 3  # 64 Ki // (16 * 32 * 40) = 3
+    ((args, options),) = asked
+    assert options == config.constants | {"grid": (1,)}
+    names = persistent.softmax_kernel.arg_names[: len(args)]
+    told = dict(zip(names, args, strict=True))
+    assert told["input_ptr"] == told["output_ptr"] == torch.float32
+    assert told["input_row_stride"] % 16 == 0 and told["input_col_stride"] == 1
+    assert loaded == [True]
+
+
+@pytest.mark.gpu
+def test_resident_programs_are_as_many_as_the_driver_says():
+    here = gpu.current()
+    for dtype, n_cols in ((torch.float32, 128), (torch.bfloat16, 32768)):
+        config = persistent.choose_config(n_cols, dtype.itemsize)
+        kernel, args, constants = launch_of(dtype, n_cols, config)
+        made = compile.aot(kernel, *args, gpu=here, **constants)
+        programs = occupancy.by_driver(made) * here.sms
+        assert persistent.resident_programs(dtype, config) == programs
 
 
 # ---- the pipeline --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_each_stage_but_one_takes_a_tile_of_shared_memory(dtype):
+def test_each_stage_but_the_first_takes_a_tile_of_shared_memory(dtype):
     kernels = [compiled(dtype, 4096, num_stages=stages) for stages in (1, 2, 3, 4)]
     tile = 4096 * dtype.itemsize
-    assert [k.shared - kernels[0].shared for k in kernels] == [
-        0,
-        tile,
-        2 * tile,
-        3 * tile,
-    ]
-    copies = [k.count(r"cp\.async\.c[ag]") for k in kernels]
+    extra = [kernel.shared - kernels[0].shared for kernel in kernels]
+    assert extra == [0, tile, 2 * tile, 3 * tile]
+    copies = [kernel.count(r"cp\.async\.c[ag]") for kernel in kernels]
     assert copies[0] == 0 and all(copies[1:])
 
 
@@ -213,18 +275,16 @@ def test_there_is_no_pipeline_for_2_byte_values_at_odd_addresses():
 
 def test_a_kernel_kept_by_its_block_alone_would_be_misaligned():
     kept, needed = (compiled(torch.float32, n_cols) for n_cols in (1024, 1001))
-    assert triton.next_power_of_2(1001) == 1024  # one key for both
+    assert triton.next_power_of_2(1001) == 1024  # the same key for both widths
     assert kept.count(r"ld\.global\.v4") and not needed.count(r"ld\.global\.v[24]")
     assert 1001 * 4 % 16 != 0  # row 1 of such a matrix
 
 
-def test_right_after_another_width_of_the_same_block():
-    for dtype in (torch.float32, torch.bfloat16):
-        for n_cols in (1024, 1001):
-            x = matrix(50, n_cols, dtype)
-            wanted = torch.softmax(x.double(), 1)
-            y = persistent.softmax(x).double()
-            torch.testing.assert_close(y, wanted, rtol=0.02, atol=1e-6)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_right_after_another_width_of_the_same_block(dtype):
+    for n_cols in (1024, 1001):
+        x = matrix(50, n_cols, dtype)
+        assert_right(persistent.softmax(x), x)
 
 
 def test_registers_alone_promise_too_many_programs():
@@ -234,24 +294,12 @@ def test_registers_alone_promise_too_many_programs():
     found = occupancy.of(kernel)
     assert (found.blocks_per_sm, found.limit) == (32, "blocks")
     x = matrix(200, 128)
-    assert_right(persistent.softmax(x, layout=persistent.Plan(1, 128, num_warps=1)), x)
+    assert_right(persistent.softmax(x, config=persistent.Config(1, 128, 1)), x)
 
 
 def test_a_grid_of_zero_would_leave_the_output_as_it_was():
     x = matrix(8, 64)
     y = torch.full_like(x, 7.0)
-    layout = persistent.plan(64, 4)
     args = (y, x, *y.stride(), *x.stride(), *x.shape)
-    persistent.softmax_kernel[(0,)](*args, **layout.constants)
+    persistent.softmax_kernel[(0,)](*args, **config_for(64).constants)
     assert (y == 7).all()
-
-
-@pytest.mark.gpu
-def test_a_slot_is_what_the_driver_says():
-    here = gpu.current()
-    for dtype, n_cols in ((torch.float32, 128), (torch.bfloat16, 32768)):
-        layout = persistent.plan(n_cols, dtype.itemsize)
-        how = layout.num_warps, layout.num_stages
-        kernel = compiled(dtype, n_cols, *how, rows=layout.rows_per_tile, on=here)
-        slots = occupancy.by_driver(kernel) * here.sms
-        assert persistent.slots(dtype, layout) == slots
