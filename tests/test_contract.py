@@ -7,6 +7,7 @@ import torch
 
 import kernels
 from kernels.lab import backend
+from tests.helpers import assert_right, matrix
 
 MODULES = {
     stem: importlib.import_module(f"kernels.{stem}") for stem in kernels.CHAPTERS
@@ -16,8 +17,9 @@ SOFTMAXES = {
     for stem, module in MODULES.items()
     if hasattr(module, "softmax")
 }
-OF_ANY_TENSOR = {"fastest"}  # any rank, float64 too; all others are of a matrix's rows
+OF_ANY_TENSOR = {"fastest"}  # any rank, float64 too; all others take a matrix's rows
 OF_ANY_LENGTH = {"eager", "online", "fastest"}  # no MAX_COLS to name
+WITH_A_LAUNCH = [stem for stem in MODULES if hasattr(MODULES[stem], "launch_for")]
 
 
 @pytest.fixture(params=SOFTMAXES)
@@ -40,13 +42,13 @@ def limited(request):
     return MODULES[request.param]
 
 
-def matrix(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.ones(shape, dtype=dtype, device=backend.DEVICE)
 
 
 def unread(n_rows: int, n_cols: int) -> torch.Tensor:
-    """A matrix whose values nobody looks at, so that memory need not be touched."""
-    return torch.empty(n_rows, n_cols, device=backend.DEVICE)
+    """A matrix whose values are never read, so that its memory need not be touched."""
+    return torch.empty(1, 1, device=backend.DEVICE).expand(n_rows, n_cols)
 
 
 def test_every_chapter_but_the_traffic_has_one():
@@ -64,9 +66,9 @@ def test_the_course_exports_the_one_of_any_tensor():
     [
         ([[1.0]], "list"),
         (None, "NoneType"),
-        (matrix(2, 2, dtype=torch.int32), "torch.int32"),
-        (matrix(2, 2, dtype=torch.bool), "torch.bool"),
-        (matrix(2, 2, dtype=torch.complex64), "torch.complex64"),
+        (ones(2, 2, dtype=torch.int32), "torch.int32"),
+        (ones(2, 2, dtype=torch.bool), "torch.bool"),
+        (ones(2, 2, dtype=torch.complex64), "torch.complex64"),
     ],
 )
 def test_wrong_type_is_named(softmax, x, got):
@@ -76,22 +78,20 @@ def test_wrong_type_is_named(softmax, x, got):
 
 def test_float64_is_a_wrong_type_of_rows(softmax_of_rows):
     with pytest.raises(TypeError, match=r"x must be .*got torch\.float64"):
-        softmax_of_rows(matrix(2, 2, dtype=torch.float64))
+        softmax_of_rows(ones(2, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 def test_wrong_rank_is_named(softmax_of_rows, shape):
     with pytest.raises(ValueError, match=r"2 dimensions.*reshape"):
-        softmax_of_rows(matrix(*shape))
+        softmax_of_rows(ones(*shape))
 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
 @pytest.mark.parametrize("dtype", [*backend.DTYPES, torch.float64])
 def test_any_rank_and_float64_where_they_are_promised(softmax_of_any, shape, dtype):
-    x = matrix(*shape, dtype=dtype)
-    result = softmax_of_any(x)
-    assert result.dtype == dtype
-    torch.testing.assert_close(result, torch.softmax(x, -1))
+    x = ones(*shape, dtype=dtype)
+    assert_right(softmax_of_any(x), x)
 
 
 def test_unreachable_device_is_named(softmax):
@@ -102,7 +102,7 @@ def test_unreachable_device_is_named(softmax):
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
 def test_empty_gives_empty(softmax, shape):
     for dtype in backend.DTYPES:
-        x = matrix(*shape, dtype=dtype)
+        x = ones(*shape, dtype=dtype)
         result = softmax(x)
         assert (result.shape, result.dtype, result.device) == (x.shape, dtype, x.device)
 
@@ -125,6 +125,29 @@ def test_no_rows_beyond_the_limit_are_still_an_error(limited):
 
 @pytest.mark.parametrize("stem", sorted(OF_ANY_LENGTH))
 def test_rows_longer_than_any_program_where_no_limit_is_stated(stem):
-    longest = max(getattr(MODULES[one], "MAX_COLS", 0) for one in ("program", "tiled"))
+    longest = max(MODULES[other].MAX_COLS for other in ("program", "tiled"))
     x = matrix(1, longest + 1)
-    torch.testing.assert_close(SOFTMAXES[stem](x), torch.softmax(x, 1))
+    assert_right(SOFTMAXES[stem](x), x)
+
+
+# ---- launches ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stem", WITH_A_LAUNCH)
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_a_launch_is_made_from_shapes_and_called_with_tensors(stem, dtype):
+    """Tensors on "meta" have no memory, and `compile.aot` needs none."""
+    module, x = MODULES[stem], matrix(3, 300, dtype)
+    output = torch.full_like(x, float("nan"))
+    shapes = [torch.empty(3, 300, dtype=dtype, device="meta") for _ in range(2)]
+    as_the_kernel_takes_it = getattr(module, "as_columns", lambda view: view)
+    views = [as_the_kernel_takes_it(view) for view in (output, x)]
+    launch = module.launch_for(*map(as_the_kernel_takes_it, shapes))
+    assert launch == module.launch_for(*views)
+    launch(*views)
+    assert_right(output, x)
+
+
+def test_chapters_have_launches_from_tiled_on():
+    from_tiled_on = list(MODULES)[list(MODULES).index("tiled") :]
+    assert set(WITH_A_LAUNCH) | {"fastest"} == set(from_tiled_on)
