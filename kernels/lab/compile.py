@@ -1,11 +1,11 @@
 """What the compiler makes of a kernel: for any documented GPU, on any machine.
 
-`aot` takes the arguments of a launch and compiles exactly what that launch would
-compile on the named GPU: Triton itself looks at the arguments' types and divisibility,
-because it is asked through `kernel.warmup` with a driver object that claims to be that
-GPU. Compiling needs no GPU: Triton's wheel brings NVIDIA's assembler (`ptxas`) and
-disassembler. It happens in the compiler's world (see `backend.call_in`), so that
-neither the interpreter nor a GPU at hand notices.
+`aot` takes a `Launch`, or a kernel and its arguments, and compiles exactly what that
+launch would compile on the named GPU. Triton itself derives types and divisibility from
+the arguments: `aot` calls `kernel.warmup` while Triton's driver object is one that
+claims to be that GPU. Compiling needs no GPU, because Triton's wheel brings NVIDIA's
+assembler (`ptxas`) and disassembler. It happens in the compiler's world (see
+`process.call_in`), so it changes nothing for the interpreter or for a GPU at hand.
 
 Line numbers are left out (Triton's `disable_line_info`), which keeps the texts readable
 and changes no instruction.
@@ -35,36 +35,21 @@ from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from kernels.lab import backend
+from kernels.lab import process
 from kernels.lab.gpu import Gpu, named
+from kernels.lab.launch import Launch, Pointer, pointer_to
 
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 
-Launch = tuple[Any, tuple, dict[str, Any]]  # a kernel, its arguments, its keywords
-
-
-@dataclass(frozen=True)
-class Pointer:
-    """Stands in for a tensor: of a tensor, the compiler sees no more than this.
-
-    Attributes:
-        dtype: of the elements.
-        aligned: whether the first element's address is a multiple of 16 bytes.
-    """
-
-    dtype: torch.dtype
-    aligned: bool = True
-
-    def data_ptr(self) -> int:
-        """An address that is as aligned as the tensor's (Triton looks at no more)."""
-        return 0 if self.aligned else 1
+BareLaunch = tuple[Any, tuple, dict[str, Any]]
+"""A kernel, its positional arguments, and its keyword arguments."""
 
 
 def pointer(dtype: torch.dtype, aligned: bool = True) -> Pointer:
-    """A stand-in for a tensor argument of `aot`, where there is no tensor to pass.
+    """Returns an argument for `aot` in place of a tensor, where there is no tensor.
 
     Args:
-        dtype: of the elements.
+        dtype: the dtype of the elements.
         aligned: whether the address is a multiple of 16 bytes, as a new tensor's is.
 
     Raises:
@@ -80,18 +65,19 @@ class Compiled:
     """A compiled kernel, stage by stage.
 
     Attributes:
-        name: of the kernel.
-        gpu: what it was compiled for.
+        name: the kernel's name.
+        gpu: the GPU that it was compiled for.
         num_warps: warps per block.
-        num_stages: of the software pipeline.
+        num_stages: stages of the software pipeline.
         registers: 32-bit registers per thread.
-        spills: bytes per thread that did not fit registers and are stored to memory.
+        spills: bytes per thread that did not fit into registers and are stored to
+            memory instead.
         shared: bytes of shared memory per block.
         ttir, ttgir, llir, ptx: Triton's two intermediate representations, LLVM's, and
             NVIDIA's virtual assembly.
         cubin: the machine code, as the driver loads it.
-        key: a hash of all that was compiled in: source, constants, specialisation,
-            options, GPU. Launches of one key share one compiled kernel.
+        key: a hash of everything that decides the machine code: source, constants,
+            specialisation, options, GPU. Launches of one key share a compiled kernel.
     """
 
     name: str
@@ -124,7 +110,7 @@ class Compiled:
         return "\n".join(label or f"    {code}" for label, code in found)
 
     def lines(self, pattern: str, stage: str = "ptx") -> list[str]:
-        """The lines of a stage in which the regular expression is found.
+        """Returns the lines of a stage in which a regular expression is found.
 
         Args:
             pattern: a regular expression, such as r"ld\\.global".
@@ -139,38 +125,65 @@ class Compiled:
         return [line.strip() for line in text if re.search(pattern, line)]
 
     def count(self, pattern: str, stage: str = "ptx") -> int:
-        """How many lines of a stage match; see `lines`."""
+        """Returns how many lines of a stage match; see `lines`."""
         return len(self.lines(pattern, stage))
 
 
-def aot(kernel: Any, *args: Any, gpu: Gpu | str = "H200", **options: Any) -> Compiled:
-    """Compiles what the launch `kernel[grid](*args, **options)` would compile on a GPU.
+def aot(
+    kernel: Launch | Any, *args: Any, gpu: Gpu | str = "H200", **options: Any
+) -> Compiled:
+    """Compiles what a launch would compile on a GPU.
+
+    Two forms: `aot(launch, gpu="T4")` for a `Launch`, and
+    `aot(kernel, *args, gpu="T4", **options)` for `kernel[grid](*args, **options)`.
 
     Args:
-        kernel: a `@triton.jit` function, also one with `triton.heuristics`.
-        args: the kernel's arguments; tensors on any device (only their dtype and their
-            address modulo 16 matter), or `pointer(dtype)` in their place.
+        kernel: a `Launch`, or a `@triton.jit` function, also with `triton.heuristics`.
+        args: the kernel's arguments: numbers, and for each tensor a tensor on any
+            device (only its dtype and its address modulo 16 matter) or
+            `pointer(dtype)`. A `Launch` has its own.
         gpu: the GPU to compile for, or its name in `gpu.named`.
         options: the kernel's remaining arguments, and launch options such as num_warps.
 
     Raises:
-        TypeError: kernel is not one; an argument is missing or of an unknown type.
+        TypeError: kernel is neither a kernel nor a `Launch`; an argument is missing, is
+            of an unknown type, or was given beside a `Launch`.
         ValueError: no such GPU.
         KeyError: an option that is neither an argument nor a launch option.
         triton.CompilationError: the kernel does not compile.
     """
-    return aot_all([(kernel, args, options)], gpu=gpu)[0]
+    if isinstance(kernel, Launch) and (args or options):
+        raise TypeError(
+            "a Launch brings its own arguments, got "
+            f"{len(args) + len(options)} more; dataclasses.replace changes a Launch"
+        )
+    launch = kernel if isinstance(kernel, Launch) else (kernel, args, options)
+    return aot_all([launch], gpu=gpu)[0]
 
 
-def aot_all(launches: Iterable[Launch], *, gpu: Gpu | str = "H200") -> list[Compiled]:
-    """`aot` for many launches (kernel, args, options), on all cores at once."""
+def aot_all(
+    launches: Iterable[Launch | BareLaunch], *, gpu: Gpu | str = "H200"
+) -> list[Compiled]:
+    """Compiles many launches, on all cores at once; see `aot`.
+
+    Args:
+        launches: `Launch` objects, or tuples of a kernel, its positional arguments and
+            its keyword arguments.
+        gpu: the GPU to compile for, or its name in `gpu.named`.
+
+    Raises:
+        TypeError, ValueError, KeyError, triton.CompilationError: as `aot`.
+    """
     gpu = gpu if isinstance(gpu, Gpu) else named(gpu)
     sent = []
-    for kernel, args, options in launches:
+    for launch in launches:
+        if isinstance(launch, Launch):
+            launch = launch.kernel, launch.arguments, dict(launch.constants)
+        kernel, args, options = launch
         _check_kernel(kernel)
-        constants = {name: _stand_in(value) for name, value in options.items()}
-        sent.append((kernel, tuple(map(_stand_in, args)), constants))
-    return backend.call_in("compiler", _compile, sent, gpu)
+        constants = {name: _without_data(value) for name, value in options.items()}
+        sent.append((kernel, tuple(map(_without_data, args)), constants))
+    return process.call_in("compiler", _compile, sent, gpu)
 
 
 def _check_kernel(kernel: Any) -> None:
@@ -182,20 +195,20 @@ def _check_kernel(kernel: Any) -> None:
         )
     inner = kernel.fn if isinstance(kernel, Heuristics) else kernel
     if not isinstance(inner, JITFunction | InterpretedFunction):
-        raise TypeError(f"kernel must be a @triton.jit function, got {kernel!r}")
+        raise TypeError(
+            f"kernel must be a @triton.jit function or a Launch, got {kernel!r}"
+        )
 
 
-def _stand_in(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return Pointer(value.dtype, value.data_ptr() % 16 == 0)
-    return value
+def _without_data(value: Any) -> Any:
+    return pointer_to(value) if isinstance(value, torch.Tensor) else value
 
 
 # ---- in the compiler's world ---------------------------------------------------------
 
 
 class _Target:
-    """As much of a Triton driver as compiling asks for; one "device" per capability."""
+    """A Triton driver that compiling can ask, with one "device" per capability."""
 
     def __init__(self, capability: int) -> None:
         self.target = GPUTarget("cuda", capability, 32)
@@ -210,7 +223,7 @@ class _Target:
         return 0
 
 
-def _compile(launches: list[Launch], gpu: Gpu) -> list[Compiled]:
+def _compile(launches: list[BareLaunch], gpu: Gpu) -> list[Compiled]:
     triton.runtime.driver.set_active(_Target(gpu.compute_capability))
     triton.knobs.compilation.disable_line_info = True
     with (
@@ -221,9 +234,10 @@ def _compile(launches: list[Launch], gpu: Gpu) -> list[Compiled]:
             kernel.warmup(*args, grid=(1,), **options)
             for kernel, args, options in launches
         ]
-    # A kernel that was compiled just now is a promise, whose result raises its error.
-    promised = triton.FutureKernel
-    kernels = [k.result() if isinstance(k, promised) else k for k in kernels]
+        # A kernel that is being compiled is a promise, and its result may be an error.
+        # Triton 3.9 forgets the error when the mode ends, so it is asked for before.
+        promised = triton.FutureKernel
+        kernels = [k.result() if isinstance(k, promised) else k for k in kernels]
     return [_read(kernel, gpu) for kernel in kernels]
 
 
@@ -252,14 +266,14 @@ _resources: dict[str, tuple[int, int]] = {}
 
 
 def _count_resources(kernel: Any) -> tuple[int, int]:
-    """Registers and spilled bytes per thread."""
+    """Returns the registers and the spilled bytes per thread."""
     usage = _tool("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     return registers, _spills(kernel) if stack else 0
 
 
 def _spills(kernel: Any) -> int:
-    """Assembles the PTX once more, as Triton did, for what ptxas has to say."""
+    """Assembles the PTX again as Triton did, and reads the spills that ptxas logs."""
     metadata = kernel.metadata
     assemble = make_backend(metadata.target).make_cubin
     triton.knobs.nvidia.dump_ptxas_log = True
@@ -275,7 +289,7 @@ def _without_locations(ir: str) -> str:
 
 
 def _tool(name: str, cubin: bytes, *options: str) -> str:
-    """Runs a binary utility of Triton's wheel on machine code, without its warnings."""
+    """Runs a binary utility of Triton's wheel on machine code; drops its warnings."""
     path = getattr(triton.knobs.nvidia, name).path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,12 +1,16 @@
 """One prepared call of a kernel: what to launch, on which grid, with which numbers.
 
-From chapter `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. It can be
-called, compiled ahead of time (`compile.aot(launch, gpu="T4")`), measured for occupancy
-(`occupancy.of(launch)`), and kept for the next call of the same shape (`CachedLaunch`).
+From chapter `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. You can
+call it, compile it ahead of time (`compile.aot(launch, gpu="T4")`), ask for its
+occupancy (`occupancy.of(launch)`), and keep it for the next call on tensors of the same
+form (`CachedLaunch`).
 
-`Launch` holds no tensors. So it can be made from tensors on the "meta" device, which
-have a shape, strides and a dtype, and no memory: that is how the course compiles and
+A `Launch` holds no tensors. So it can be made from tensors on the "meta" device, which
+have a shape, strides and a dtype, but no memory. That is how the course compiles and
 explains launches on matrices that would not fit this machine.
+
+Weighed: `triton.JITFunction.preload` and Triton's ahead-of-time tools prepare a kernel
+too, but each for one purpose, and from a signature that is written out by hand.
 """
 
 import functools
@@ -23,10 +27,12 @@ from kernels.lab import backend
 
 @dataclass(frozen=True)
 class Pointer:
-    """Stands in for a tensor: the compiler sees no more of a tensor than this.
+    """What the compiler sees of a tensor, and nothing else of it.
+
+    Triton takes it in a tensor's place wherever a kernel is compiled and not run.
 
     Attributes:
-        dtype: of the elements.
+        dtype: the dtype of the elements.
         aligned: whether the first element's address is a multiple of 16 bytes.
     """
 
@@ -34,12 +40,12 @@ class Pointer:
     aligned: bool = True
 
     def data_ptr(self) -> int:
-        """An address that is as aligned as the tensor's (Triton looks at no more)."""
+        """An address with the tensor's alignment, which is all that Triton looks at."""
         return 0 if self.aligned else 1
 
 
 def pointer_to(tensor: torch.Tensor) -> Pointer:
-    """The stand-in for a tensor, which may be on any device."""
+    """Returns what the compiler sees of a tensor, which may be on any device."""
     return Pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
@@ -48,11 +54,11 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 def constants_of(config: Any) -> dict[str, Any]:
-    """The fields of a chapter's Config as a launch's constants.
+    """Returns the fields of a chapter's Config as the constants of a launch.
 
     Args:
-        config: a dataclass whose fields are the kernel's constexprs, in their order and
-            in lower case, and OPTIONS.
+        config: a dataclass. Its fields are the kernel's constexprs, in the kernel's
+            order and in lower case, and any of OPTIONS.
     """
     return {
         name if name in OPTIONS else name.upper(): value
@@ -64,16 +70,17 @@ def constants_of(config: Any) -> dict[str, Any]:
 class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
 
-    The kernel's parameters must come in this order: the tensors, what the workspace
-    gives, the scalars, the constants.
+    The kernel's parameters must come in this order: the tensors, the words and the tag
+    of the workspace if there is one, the scalars, the constants. A kernel with a
+    workspace must say `do_not_specialize=["tag"]`: the tag differs from call to call.
 
     Attributes:
         kernel: a `@triton.jit` function.
         grid: the number of programs along each of up to three axes.
-        scalars: the numbers that follow the tensors.
-        constants: the kernel's constexprs in their order, in capitals, and options of
-            the launch such as num_warps.
-        pointers: what the compiler needs to know of each tensor.
+        scalars: the integers that follow the tensors.
+        constants: the kernel's constexprs, in capitals and in the kernel's order, and
+            options of the launch such as num_warps.
+        pointers: what the compiler sees of each tensor.
         workspace: memory that the programs of one call share; None if there is none.
     """
 
@@ -85,18 +92,21 @@ class Launch:
     workspace: "Workspace | None" = None
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Launches the kernel on these tensors; returns Triton's compiled kernel.
+        """Launches the kernel on these tensors.
 
         Args:
-            tensors: as those that the launch was made from, in shape, strides, dtype
-                and alignment. They are not checked.
+            tensors: tensors of the shape, strides, dtype and alignment of those that
+                the launch was made from. Nothing checks this.
+
+        Returns:
+            Triton's compiled kernel; None in the interpreter.
         """
         extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
         return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
 
     @property
     def arguments(self) -> tuple:
-        """The positional arguments of a call, with stand-ins for the tensors."""
+        """The positional arguments of a call, with a `Pointer` for each tensor."""
         extra = (Pointer(torch.int64), 1) if self.workspace else ()
         return (*self.pointers, *extra, *self.scalars)
 
@@ -104,19 +114,20 @@ class Launch:
 class CachedLaunch:
     """A launch that looks its compiled kernel up once.
 
-    Triton inspects every argument of every call to find the compiled kernel. Calls of
-    one `Launch` differ in nothing that Triton would find, so the first call's kernel
-    serves all others. In the interpreter there is no compiled kernel to keep, and each
-    call is the first.
+    Triton inspects every argument of every call to find the compiled kernel. But two
+    calls of one `Launch` differ only in the tensors' addresses and in the tag, neither
+    of which decides what Triton compiles. So the kernel that the first call finds
+    serves all later calls. In the interpreter there is no compiled kernel, and every
+    call is like the first.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.grid = (*launch.grid, 1, 1)[:3]
         self.take = launch.workspace.take if launch.workspace else None
-        constexprs = [name for name in launch.constants if name.isupper()]
-        values = tuple(launch.constants[name] for name in constexprs)
-        self.rest = (*launch.scalars, *values)
+        # A compiled kernel takes every argument by position, its constexprs too.
+        constexprs = [value for key, value in launch.constants.items() if key.isupper()]
+        self.rest = (*launch.scalars, *constexprs)
         self.compiled: Any = None
 
     def __call__(self, output: torch.Tensor, x: torch.Tensor) -> None:
@@ -126,29 +137,41 @@ class CachedLaunch:
         elif self.take is None:
             self.compiled[self.grid](output, x, *self.rest)
         else:
-            extra = self.take(x.device)
-            self.compiled[self.grid](output, x, *extra, *self.rest)
+            words, tag = self.take(x.device)
+            self.compiled[self.grid](output, x, words, tag, *self.rest)
 
 
 # ---- memory that the programs of one call share --------------------------------------
 
+LAST_TAG = 2**31 - 1
+"""Tags are 1 to this: 31 bits, and never 0, which is what a cleared word holds."""
+
 
 @dataclass(frozen=True)
 class Workspace:
-    """So many 64-bit words for the programs of one call to exchange values in.
+    """Memory in which the programs of one call exchange values.
 
-    Every word that a call writes carries the call's tag. Words that an earlier call left
-    have another tag, so nothing is cleared between calls. Calls on one stream follow
-    each other, and they share the words of that stream.
+    Every word that a program writes carries the tag of its call. Words that an earlier
+    call left carry another tag, so nothing is cleared between calls. Calls on one
+    stream run one after the other, so they share the words of that stream.
+
+    Attributes:
+        n_words: how many 64-bit words a call needs.
     """
 
     n_words: int
 
     def take(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        """At least n_words words, and the tag of the call that will use them.
+        """Returns words for one call on the current stream of a device, and its tag.
 
-        A call that a CUDA graph captures gets words of its own: they live as long as
-        the graph, and each replay clears them.
+        A call that a CUDA graph captures gets words of its own. They live as long as
+        the graph, and every replay clears them first.
+
+        Args:
+            device: where the call will run.
+
+        Returns:
+            At least n_words words (int64), in which no word carries the tag.
         """
         if backend.INTERPRETED or torch.cuda.is_current_stream_capturing():
             return torch.zeros(self.n_words, dtype=torch.int64, device=device), 1
@@ -157,21 +180,31 @@ class Workspace:
 
 
 class StreamWords:
-    """The words of one stream's calls."""
+    """The words that the calls on one stream share, and the tags that are left.
+
+    Threads may launch on one stream at the same time. So the words and their tags are
+    replaced together, and each call reads the pair once: whatever the other threads do
+    meanwhile, its words are enough, and no earlier call on these words had its tag.
+    """
 
     def __init__(self) -> None:
-        self.words = torch.empty(0, dtype=torch.int64)
-        self.tags = itertools.count()
+        self.current = torch.empty(0, dtype=torch.int64), itertools.count(1)
 
     def take(self, n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
-        words = self.words
+        """See `Workspace.take`."""
+        words, tags = self.current
+        tag = next(tags)
+        if tag > LAST_TAG:  # a word may carry any tag, so the next calls get new words
+            words, tags = words[:0], itertools.count(1)
+            tag = next(tags)
         if len(words) < n_words:
             size = triton.next_power_of_2(n_words)
             words = torch.zeros(size, dtype=torch.int64, device=device)
-            self.words = words
-        return words, next(self.tags) % (2**31 - 1) + 1
+            self.current = words, tags
+        return words, tag
 
 
 @functools.cache
 def words_of(device_index: int, stream: int) -> StreamWords:
+    """Returns the words of a stream, which is named by its handle."""
     return StreamWords()

@@ -45,7 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from kernels.lab import backend
+from kernels.lab import process
 
 
 class OutOfBounds(IndexError):
@@ -201,7 +201,7 @@ def count(function: Callable, *args: Any, **kwargs: Any) -> Traffic:
     """
     if not callable(function):
         raise TypeError(f"function must be callable, got {type(function).__name__}")
-    return backend.call_in("interpreter", _count, function, args, kwargs)
+    return process.call_in("interpreter", _count, function, args, kwargs)
 
 
 def _count(function: Callable, args: tuple, kwargs: dict[str, Any]) -> Traffic:

@@ -1,14 +1,14 @@
-"""How many blocks of a kernel live on one SM at a time, and what stops the next one.
+"""How many blocks of a kernel are resident on one SM at a time, and what limits them.
 
 `resident` is the arithmetic of NVIDIA's own occupancy calculator, `cuda_occupancy.h` of
 the CUDA toolkit, for compute capability 7.5 and newer. `by_driver` asks the driver of a
 GPU. The two must agree: `table` collects the driver's answers, and the tests compute
-every one of them.
+every answer again.
 
-What is easily forgotten: an SM takes at most 32 blocks, however small they are (16 or
-24 on some GPUs); registers are handed out by the warp, in units of 256, from that
-quarter of the SM on which the warp runs; and since compute capability 8.0 the driver
-keeps 1 KiB of shared memory for itself with every block.
+Four facts that are easy to forget: an SM takes at most 32 blocks, however small they
+are (16 or 24 on some GPUs). A warp gets its registers in units of 256. They come from
+the quarter of the SM on which the warp runs. And since compute capability 8.0 the
+driver keeps 1 KiB of shared memory for itself with every block.
 
 Weighed: Nsight Compute has an occupancy calculator, for a person at a screen; Triton
 and PyTorch have none.
@@ -16,23 +16,19 @@ and PyTorch have none.
 
 import ctypes
 import functools
-import inspect
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from kernels.lab import compile
 from kernels.lab import gpu as gpus
-from kernels.lab.compile import Compiled
+from kernels.lab.compile import BareLaunch, Compiled
 from kernels.lab.gpu import Gpu
+from kernels.lab.launch import Launch
 
 SM_PARTITIONS = 4  # quarters of an SM, each with a quarter of its registers
 DEFAULT_SHARED_PER_BLOCK = 48 * 1024  # above this, a kernel must opt in
-ROWS = 4096  # of the tensors that `table` compiles for
 
 
 @dataclass(frozen=True)
@@ -40,12 +36,13 @@ class Occupancy:
     """Residency of a kernel on one SM.
 
     Attributes:
-        blocks_per_sm: blocks that are resident together; 0 means that it cannot run.
-        warps_per_sm: their warps.
-        share: their threads, as a share of those that the SM could hold (this ratio is
-            what NVIDIA's tools call occupancy).
-        limits: how many blocks each resource alone would allow; `math.inf` for one that
-            the kernel does not use.
+        blocks_per_sm: blocks that are resident together; 0 means that the kernel
+            cannot run.
+        warps_per_sm: the warps of these blocks.
+        share: the threads of these blocks, as a share of the threads that the SM can
+            hold. NVIDIA's tools call this ratio occupancy.
+        limits: how many blocks each resource alone would allow; `math.inf` for a
+            resource that the kernel does not use.
     """
 
     blocks_per_sm: int
@@ -55,7 +52,7 @@ class Occupancy:
 
     @property
     def limit(self) -> str:
-        """The resource that binds: the first of the lowest in `limits`."""
+        """The resource that allows the fewest blocks; of several, the first."""
         return min(self.limits, key=self.limits.get)
 
     def __str__(self) -> str:
@@ -72,14 +69,15 @@ def resident(gpu: Gpu, *, num_warps: int, registers: int, shared: int) -> Occupa
     """Computes how many blocks of a kernel one SM holds at a time.
 
     Args:
-        gpu: the GPU.
+        gpu: the GPU whose limits count.
         num_warps: warps per block.
         registers: 32-bit registers per thread.
         shared: bytes of shared memory per block.
 
     Returns:
-        The residency, with the four limits "threads", "blocks", "registers" and "shared
-        memory". A fifth, on barriers, binds no kernel of one barrier, as Triton's are.
+        The residency, with the limits "threads", "blocks", "registers" and "shared
+        memory". A GPU also limits the barriers of an SM. That is never the lowest limit
+        of a kernel with one barrier, and the course's kernels have one.
 
     Raises:
         TypeError: num_warps, registers or shared is not an integer.
@@ -141,31 +139,42 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def of(compiled: Compiled, gpu: Gpu | None = None) -> Occupancy:
-    """Residency of a compiled kernel on the GPU it was compiled for, or on another.
+def of(kernel: Compiled | Launch, gpu: Gpu | None = None) -> Occupancy:
+    """Computes the residency of a compiled kernel, or of the kernel of a launch.
+
+    Args:
+        kernel: what `compile.aot` returned, or a `Launch`, which is compiled first.
+        gpu: the GPU to compute for. None means the GPU that the kernel was compiled
+            for, and for a `Launch` the GPU of this machine, or the H200 if there is
+            none (`gpu.here`).
 
     Raises:
-        TypeError: compiled is not a Compiled.
+        TypeError: kernel is neither.
     """
-    if not isinstance(compiled, Compiled):
-        raise TypeError(f"compiled must be what compile.aot returns, got {compiled!r}")
+    if isinstance(kernel, Launch):
+        gpu = gpu or gpus.here()
+        kernel = compile.aot(kernel, gpu=gpu)
+    if not isinstance(kernel, Compiled):
+        raise TypeError(
+            f"kernel must be what compile.aot returns, or a Launch, got {kernel!r}"
+        )
     return resident(
-        gpu or compiled.gpu,
-        num_warps=compiled.num_warps,
-        registers=compiled.registers,
-        shared=compiled.shared,
+        gpu or kernel.gpu,
+        num_warps=kernel.num_warps,
+        registers=kernel.registers,
+        shared=kernel.shared,
     )
 
 
 def by_driver(compiled: Compiled) -> int:
     """Asks the driver of this machine's GPU how many blocks one of its SMs holds.
 
-    Loads the machine code, opts in to the shared memory that it needs, as a launch
-    would, and calls cuOccupancyMaxActiveBlocksPerMultiprocessor. Launches nothing.
+    Loads the machine code, opts in to the shared memory that it needs as a launch
+    would, and calls cuOccupancyMaxActiveBlocksPerMultiprocessor. Nothing is launched.
 
     Raises:
-        RuntimeError: there is no GPU, or not of the kind that the kernel was compiled
-            for, or a call of the driver fails (the message names it).
+        RuntimeError: there is no GPU; the kernel was compiled for another compute
+            capability; or a call of the driver fails (the message names the call).
     """
     here = gpus.current()
     if here.compute_capability != compiled.gpu.compute_capability:
@@ -182,7 +191,7 @@ def by_driver(compiled: Compiled) -> int:
 
 @functools.cache
 def _context() -> ctypes.c_void_p:
-    """The context that PyTorch uses too; kept, because making one is slow."""
+    """The context that PyTorch uses too. It is kept, because making it is slow."""
     context = ctypes.c_void_p()
     gpus.driver("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
     return context
@@ -209,82 +218,32 @@ def _ask(compiled: Compiled, here: Gpu) -> int:
         gpus.driver("cuModuleUnload", module)
 
 
-def arguments(
-    kernel: Any, dtype: torch.dtype, block_cols: int, num_stages: int
-) -> tuple:
-    """The arguments of a launch on ROWS contiguous rows of block_cols values.
-
-    They follow from the parameters' names, which mean the same throughout the course.
-
-    Raises:
-        ValueError: the kernel has a parameter of another name.
-    """
-    values = {
-        "n_rows": ROWS,
-        "n_cols": block_cols,
-        "n_elements": ROWS * block_cols,
-        "input_row_stride": block_cols,
-        "output_row_stride": block_cols,
-        "input_col_stride": 1,
-        "output_col_stride": 1,
-        "BLOCK": block_cols,
-        "BLOCK_COLS": block_cols,
-        "ROWS_PER_TILE": 1,
-        "NUM_STAGES": num_stages,
-    }
-    result = []
-    for name in inspect.signature(kernel.fn).parameters:
-        if not name.endswith("_ptr") and name not in values:
-            raise ValueError(
-                f"kernel must have parameters that end in _ptr or are one of "
-                f"{sorted(values)}, got {name!r} in {kernel.fn.__name__}"
-            )
-        result.append(values.get(name, compile.pointer(dtype)))
-    return tuple(result)
-
-
 def table(
-    kernels: Iterable[Any],
-    *,
-    dtypes: Sequence[torch.dtype] = (torch.float32,),
-    block_cols: Sequence[int] = (512, 2048, 4096),
-    num_warps: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    num_stages: Sequence[int] = (1, 2, 3, 4),
+    launches: Iterable[tuple[Mapping[str, Any], Launch | BareLaunch]],
 ) -> list[dict[str, Any]]:
-    """Compiles kernels in many configurations, and asks the GPU's driver about each.
+    """Compiles launches for this machine's GPU, and asks its driver about each kernel.
 
     Args:
-        kernels: Triton kernels, launched with `arguments`.
-        dtypes, block_cols, num_warps, num_stages: every combination of these is tried.
-            Rows too long for their warps' registers take seconds each to compile.
+        launches: pairs of a row's labels and a launch in either form that
+            `compile.aot_all` takes. Rows too long for the registers of their warps take
+            seconds each to compile.
 
     Returns:
-        One row per configuration: kernel (module and function), dtype, block_cols,
-        num_warps, num_stages, registers (per thread), shared_bytes (per block),
-        blocks_per_sm_driver.
+        One row per launch: its labels, then num_warps, registers (per thread),
+        shared_bytes (per block) and blocks_per_sm_driver.
 
     Raises:
         RuntimeError: there is no GPU to ask.
-        ValueError: a kernel's parameters are not those that `arguments` knows.
     """
-    here = gpus.current()
-    rows, launches = [], []
-    for kernel, dtype, cols, warps, stages in itertools.product(
-        kernels, dtypes, block_cols, num_warps, num_stages
-    ):
-        options = {"num_warps": warps, "num_stages": stages}
-        launches.append((kernel, arguments(kernel, dtype, cols, stages), options))
-        module = kernel.fn.__module__.rpartition(".")[2]
-        rows.append(
-            {
-                "kernel": f"{module}.{kernel.fn.__name__}",
-                "dtype": str(dtype).removeprefix("torch."),
-                "block_cols": cols,
-                **options,
-            }
-        )
-    for row, compiled in zip(rows, compile.aot_all(launches, gpu=here), strict=True):
-        row["registers"] = compiled.registers
-        row["shared_bytes"] = compiled.shared
-        row["blocks_per_sm_driver"] = by_driver(compiled)
-    return rows
+    here, pairs = gpus.current(), list(launches)
+    made = compile.aot_all([launch for _, launch in pairs], gpu=here)
+    return [
+        {
+            **labels,
+            "num_warps": compiled.num_warps,
+            "registers": compiled.registers,
+            "shared_bytes": compiled.shared,
+            "blocks_per_sm_driver": by_driver(compiled),
+        }
+        for (labels, _), compiled in zip(pairs, made, strict=True)
+    ]

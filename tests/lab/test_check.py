@@ -55,7 +55,7 @@ def row_kernel(
     if FLAW == "last column unwritten":
         mask = cols < n_cols - 1
     if FLAW == "row 0 unwritten":
-        mask = mask & (row > 0)
+        mask = cols < tl.where(row > 0, n_cols, 0)
     if FLAW == "in place":
         tl.store(input_ptrs, result, mask=mask)
     if FLAW == "before the input":

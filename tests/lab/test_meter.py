@@ -2,7 +2,7 @@
 
 The tensors are CPU tensors: in both worlds the counted call then runs in the
 interpreter, on a GPU machine in a helper process. What a test does inside that process
-is in a function of its own, given to `backend.call_in`.
+is in a function of its own, given to `process.call_in`.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from kernels.lab import backend, meter
+from kernels.lab import backend, meter, process
 
 SHAPES = [(1, 1), (4, 8), (3, 781), (5, 128), (7, 33), (1, 1823)]
 
@@ -324,7 +324,7 @@ def test_results_are_those_of_an_uncounted_run():
         meter.count(launch(copy_between), y, x, 6, 8)
         return (y - x).abs().max()
 
-    assert backend.call_in("interpreter", difference, torch.randn(6)) == 0
+    assert process.call_in("interpreter", difference, torch.randn(6)) == 0
 
 
 def test_an_empty_grid_moves_nothing():
@@ -361,7 +361,7 @@ def store_past_the_end():
 
 
 def test_a_store_is_stopped_before_it_is_made():
-    text, buffer = backend.call_in("interpreter", store_past_the_end)
+    text, buffer = process.call_in("interpreter", store_past_the_end)
     assert "store at offset 7 of output_ptr, whose last element is 6" in text
     assert buffer.eq(0).all()
 
@@ -477,7 +477,7 @@ def test_counts_nest():
     def nested(x):
         return meter.count(outer, x), inner[0]
 
-    both, inside = backend.call_in("interpreter", nested, torch.randn(2, 5))
+    both, inside = process.call_in("interpreter", nested, torch.randn(2, 5))
     assert [row.name for row in inside.rows] == ["row_softmax", "sum"]
     assert [row.name for row in both.rows] == ["exp", "row_softmax", "sum", "add"]
     assert both.values == (10 + 20 + 10, 10 + 11 + 10, 0)
@@ -514,7 +514,7 @@ def divide_by_zero():
     ],
 )
 def test_the_interpreter_is_as_it_was_afterwards(function, args, raised):
-    assert backend.call_in("interpreter", leave, function, *args) == (True, raised)
+    assert process.call_in("interpreter", leave, function, *args) == (True, raised)
 
 
 def test_a_count_after_a_fault():

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from kernels import persistent, program, strided
 from kernels.lab import backend, compile, gpu, occupancy
+from kernels.lab.launch import Launch
+from tests.helpers import fake_gpu
 
 H200 = gpu.named("H200")
 DOCUMENTED = ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200")
@@ -92,7 +92,7 @@ def test_bad_arguments():
         resident(1, shared=-1)
     with pytest.raises(TypeError, match=r"registers must be an integer, got 1\.5"):
         resident(1, registers=1.5)
-    with pytest.raises(TypeError, match=r"compile\.aot returns, got 32"):
+    with pytest.raises(TypeError, match=r"compile\.aot returns, or a Launch, got 32"):
         occupancy.of(32)
 
 
@@ -204,14 +204,18 @@ def test_equals_nvidias_calculator(calculator):
 # ---- of compiled kernels -------------------------------------------------------------
 
 
-@triton.jit
-def odd_kernel(output_ptr, seed):
-    tl.store(output_ptr, seed)
+ROW = Launch(
+    kernel=program.softmax_kernel,
+    grid=(4096,),
+    scalars=(128,),
+    constants={"BLOCK_COLS": 128, "num_warps": 1},
+    pointers=(compile.pointer(torch.float32),) * 2,
+)
 
 
-def compile_row(**options):
-    args = occupancy.arguments(program.softmax_kernel, torch.float32, 128, 1)
-    return compile.aot(program.softmax_kernel, *args, **options)
+def compile_row(num_warps, gpu="H200"):
+    constants = {"BLOCK_COLS": 128, "num_warps": num_warps}
+    return compile.aot(dataclasses.replace(ROW, constants=constants), gpu=gpu)
 
 
 def test_of_a_compiled_kernel():
@@ -224,39 +228,24 @@ def test_of_a_compiled_kernel():
     assert occupancy.of(compiled, gpu.named("T4")).blocks_per_sm == 16
 
 
-class FakeDriver:
-    """Answers 5 blocks, remembers the calls, and fails in the one it is told to."""
-
-    def __init__(self, failing=None):
-        self.calls, self.failing = [], failing
-
-    def __call__(self, function, *arguments):
-        self.calls.append((function, *arguments))
-        if function == self.failing:
-            raise RuntimeError(f"{function} of the CUDA driver failed")
-        if function == "cuOccupancyMaxActiveBlocksPerMultiprocessor":
-            arguments[0]._obj.value = 5
-
-    @property
-    def names(self):
-        return [name for name, *_ in self.calls]
+def test_of_a_launch(monkeypatch):
+    for name in ("H200", "T4"):
+        compiled = compile_row(num_warps=1, gpu=name)
+        assert occupancy.of(ROW, gpu.named(name)) == occupancy.of(compiled)
+        monkeypatch.setattr(gpu, "here", lambda on=compiled.gpu: on)
+        assert occupancy.of(ROW) == occupancy.of(compiled)
 
 
 @pytest.fixture
-def fake(monkeypatch):
-    def install(failing=None):
-        driver = FakeDriver(failing)
-        monkeypatch.setattr(gpu, "current", lambda: H200)
-        monkeypatch.setattr(gpu, "driver", driver)
-        return driver
-
+def driver():
     occupancy._context.cache_clear()
-    yield install
+    with fake_gpu(blocks=5) as driver:
+        yield driver
     occupancy._context.cache_clear()
 
 
-def test_by_driver_opts_in_to_large_shared_memory_alone(fake):
-    driver, compiled = fake(), compile_row(num_warps=4)
+def test_by_driver_opts_in_to_large_shared_memory_alone(driver):
+    compiled = compile_row(num_warps=4)
     assert occupancy.by_driver(compiled) == 5
     assert "cuFuncSetAttribute" not in driver.names
     asked = driver.calls[driver.names.index("cuModuleLoadData") + 2]
@@ -269,24 +258,22 @@ def test_by_driver_opts_in_to_large_shared_memory_alone(fake):
     assert driver.names.count("cuDevicePrimaryCtxRetain") == 1
 
 
-def test_by_driver_leaves_nothing_behind_when_a_call_fails(fake):
-    driver = fake(failing="cuModuleGetFunction")
+def test_by_driver_leaves_nothing_behind_when_a_call_fails(driver):
+    driver.failing = "cuModuleGetFunction"
     with pytest.raises(RuntimeError, match="cuModuleGetFunction"):
         occupancy.by_driver(compile_row(num_warps=4))
-    assert driver.names[-2:] == ["cuModuleUnload", "cuCtxPopCurrent_v2"]
+    left = [name for name in driver.names if name != "cuGetErrorName"]
+    assert left[-2:] == ["cuModuleUnload", "cuCtxPopCurrent_v2"]
 
 
-def test_by_driver_refuses_another_gpus_code(fake):
-    fake()
+def test_by_driver_refuses_another_gpus_code(driver):
     with pytest.raises(RuntimeError, match=r"compiled for Tesla T4.*H200 cannot"):
         occupancy.by_driver(compile_row(num_warps=4, gpu="T4"))
 
 
-def test_table_has_a_row_per_configuration(fake):
-    fake()
-    kernels = [program.softmax_kernel, persistent.softmax_kernel]
-    rows = occupancy.table(kernels, block_cols=[128, 256], num_warps=[1, 4])
-    names = ["program.softmax_kernel", "persistent.softmax_kernel"]
+def test_table_has_a_row_per_launch(driver):
+    names = ("program.softmax_kernel", "persistent.softmax_kernel")
+    rows = occupancy.table(course(names, block_cols=[128, 256], num_warps=[1, 4]))
     tried = itertools.product(names, (128, 256), (1, 4), (1, 2, 3, 4))
     columns = ("kernel", "block_cols", "num_warps", "num_stages")
     assert [tuple(row[c] for c in columns) for row in rows] == list(tried)
@@ -299,9 +286,12 @@ def test_table_has_a_row_per_configuration(fake):
     assert pipelined == [0, 512, 1024, 1536]  # 128 floats for each stage but one
 
 
-def test_an_unknown_parameter_is_named():
-    with pytest.raises(ValueError, match=r"end in _ptr .*got 'seed' in odd_kernel"):
-        occupancy.arguments(odd_kernel, torch.float32, 128, 1)
+def test_table_takes_launches_and_labels_of_any_kind(driver):
+    rows = occupancy.table([({"what": "a launch"}, ROW)])
+    registers = compile_row(num_warps=1).registers
+    answers = {"registers": registers, "shared_bytes": 0, "blocks_per_sm_driver": 5}
+    assert rows == [{"what": "a launch", "num_warps": 1, **answers}]
+    assert occupancy.table([]) == []
 
 
 @pytest.mark.skipif(backend.has_gpu(), reason="there is a GPU to ask")
@@ -314,21 +304,47 @@ def test_without_a_gpu():
 
 # ---- the driver, on every kernel of the course ---------------------------------------
 
-COURSE = (
-    program.add_kernel,
-    program.softmax_kernel,
-    strided.softmax_kernel,
-    persistent.softmax_kernel,
-)
-NAMES = tuple(
-    f"{kernel.fn.__module__.removeprefix('kernels.')}.{kernel.fn.__name__}"
-    for kernel in COURSE
-)
+KERNELS = {
+    "program.add_kernel": program.add_kernel,
+    "program.softmax_kernel": program.softmax_kernel,
+    "strided.softmax_kernel": strided.softmax_kernel,
+    "persistent.softmax_kernel": persistent.softmax_kernel,
+}
+NAMES = tuple(KERNELS)
+
+
+def arguments(name, n_cols, num_stages):
+    """The arguments of a launch on 4096 contiguous rows of a power of two of floats."""
+    x, strides = compile.pointer(torch.float32), (n_cols, 1, n_cols, 1)
+    return {
+        "program.add_kernel": (x, x, x, 4096 * n_cols, n_cols),
+        "program.softmax_kernel": (x, x, n_cols, n_cols),
+        "strided.softmax_kernel": (x, x, *strides, n_cols, n_cols),
+        "persistent.softmax_kernel": (
+            *(x, x, *strides, 4096, n_cols),
+            *(1, n_cols, num_stages),  # rows of a tile, its columns, stages
+        ),
+    }[name]
+
+
+def course(
+    names=NAMES,
+    block_cols=(512, 2048, 4096),
+    num_warps=(1, 2, 4, 8, 16, 32),
+    num_stages=(1, 2, 3, 4),
+):
+    """Labels and a launch for every combination, as `occupancy.table` takes them."""
+    for name, n_cols, warps, stages in itertools.product(
+        names, block_cols, num_warps, num_stages
+    ):
+        options = {"num_warps": warps, "num_stages": stages}
+        labels = {"kernel": name, "dtype": "float32", "block_cols": n_cols, **options}
+        yield labels, (KERNELS[name], arguments(name, n_cols, stages), options)
 
 
 def test_every_kernel_compiles_with_its_arguments():
-    args = [occupancy.arguments(kernel, torch.float32, 1024, 3) for kernel in COURSE]
-    made = compile.aot_all([(k, a, {}) for k, a in zip(COURSE, args, strict=True)])
+    launches = course(block_cols=[1024], num_warps=[4], num_stages=[3])
+    made = compile.aot_all([launch for _, launch in launches])
     assert all(k.count(r"ld\.global\.v4|cp\.async\.cg") for k in made)
     assert made[-1].shared - made[2].shared == 2 * 4096  # two tiles on their way
 
@@ -358,7 +374,7 @@ def lacking(rows):
 def test_a_gap_in_the_table_is_found():
     tried = itertools.product(NAMES, (1, 2, 4, 8, 16, 32), ("1", "2", "3", "4"))
     columns = ("kernel", "num_warps", "num_stages")
-    rows = [dict(zip(columns, one, strict=True)) for one in tried]
+    rows = [dict(zip(columns, case, strict=True)) for case in tried]
     assert lacking(rows) == set()
     assert lacking(rows[1:]) == {(NAMES[0], 1, 1)}
 
@@ -380,6 +396,6 @@ def test_equals_the_recorded_driver():
 
 @pytest.mark.gpu
 def test_equals_the_driver():
-    rows = occupancy.table(COURSE)
+    rows = occupancy.table(course())
     assert lacking(rows) == set()
     assert disagreements(rows, gpu.current()) == []

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import compile, gpu
+from kernels.lab.launch import Launch, Workspace
 
 
 @triton.jit
@@ -180,6 +181,51 @@ def test_many_at_once():
     assert compiled[0] == compiled[2] == rows(64, num_warps=1, gpu="L4")
 
 
+LAUNCH = Launch(
+    kernel=row_kernel,
+    grid=(7,),
+    scalars=(1001,),
+    constants={"BLOCK_COLS": 1024, "num_warps": 8},
+    pointers=(compile.pointer(torch.float32), compile.pointer(torch.float32, False)),
+)
+
+
+def test_a_launch_compiles_as_its_call_would():
+    for name in ("H200", "T4"):
+        bare = compile.aot(
+            row_kernel, *LAUNCH.pointers, 1001, BLOCK_COLS=1024, num_warps=8, gpu=name
+        )
+        assert compile.aot(LAUNCH, gpu=name) == bare
+    assert compile.aot_all([LAUNCH, (row_kernel, LAUNCH.arguments, LAUNCH.constants)])[
+        1
+    ] == compile.aot(LAUNCH)
+
+
+def test_a_launch_brings_all_of_its_arguments():
+    with pytest.raises(TypeError, match="its own arguments, got 1 more"):
+        compile.aot(LAUNCH, num_warps=4)
+    with pytest.raises(TypeError, match="its own arguments, got 2 more"):
+        compile.aot(LAUNCH, 1001, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["tag"])
+def publish_kernel(output_ptr, words_ptr, tag, n_words, BLOCK: tl.constexpr):
+    words = tl.arange(0, BLOCK)
+    tl.store(words_ptr + words, words.to(tl.int64) << 32 | tag, mask=words < n_words)
+    tl.store(output_ptr, 1.0)
+
+
+def test_a_workspace_adds_words_and_a_tag():
+    x = compile.pointer(torch.float32)
+    launch = Launch(publish_kernel, (1,), (100,), {"BLOCK": 128}, (x,), Workspace(100))
+    made = compile.aot(launch)
+    (signature,) = made.lines("tt.func", "ttir")
+    kinds = re.findall(r"%\w+: (!tt\.ptr<\w+>|\w+)", signature)
+    assert kinds == ["!tt.ptr<f32>", "!tt.ptr<i64>", "i32", "i32"]
+    words = compile.pointer(torch.int64)
+    assert made == compile.aot(publish_kernel, x, words, 12345, 100, BLOCK=128)
+
+
 def test_heuristics():
     @triton.heuristics({"BLOCK_COLS": lambda a: triton.next_power_of_2(a["n_cols"])})
     @triton.jit
@@ -196,7 +242,7 @@ def test_what_is_not_a_kernel():
     tuned = triton.autotune([triton.Config({"BLOCK_COLS": 16})], key=[])(row_kernel)
     with pytest.raises(TypeError, match=r"autotuned.*pass.*kernel\.fn"):
         compile.aot(tuned, 1)
-    with pytest.raises(TypeError, match=r"@triton\.jit function, got <built-in"):
+    with pytest.raises(TypeError, match=r"function or a Launch, got <built-in"):
         compile.aot(print, 1)
 
 
@@ -217,8 +263,13 @@ def test_bad_arguments():
 
 
 def test_a_kernel_that_does_not_compile_leaves_the_compiler_usable():
+    for _ in range(2):  # the second time it is known to fail
+        with pytest.raises(triton.CompilationError, match="power of 2"):
+            rows(BLOCK_COLS=1000)
+    x = compile.pointer(torch.float32)
+    launches = [(row_kernel, (x, x, n), {"BLOCK_COLS": n}) for n in (48, 50, 64)]
     with pytest.raises(triton.CompilationError, match="power of 2"):
-        rows(BLOCK_COLS=1000)
+        compile.aot_all(launches)
     assert rows().registers > 0
 
 
