@@ -1,7 +1,9 @@
 """Makes `python -m pytest` prove the course on any machine that has the packages.
 
+The root comes first on the path, so that this course's `kernels` is found, and not the
+package of that name that Hugging Face publishes; tests find `tests.helpers` there, too.
 Notebook kernels are processes of their own: they find the course through PYTHONPATH.
-Tests marked `gpu` are skipped, with the reason, where there is no GPU.
+Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a GPU.
 """
 
 import os

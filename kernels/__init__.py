@@ -8,7 +8,8 @@ The ladder (what each chapter's module changes, and what that buys):
     strided     strides, masks, 64-bit       any layout, any size, no stray access
     meta        warps chosen by measurement  the same kernel, at its best launch
     persistent  programs that take tiles     short rows share one, long rows load ahead
-    tiled       tiles in wide accesses       the copy's speed, wherever rows start
+    tiled       tiles in wide accesses       the copy's speed, for rows that are aligned
+    unaligned   a head, a body and a tail    the copy's speed, wherever rows start
     online      running (max, sum) pairs     rows of any length, in two readings
     cooperative programs that share a row    any length, in one reading
     fastest     the kernel that fits         one softmax for every shape
@@ -18,7 +19,7 @@ from kernels.lab import backend as _backend  # picks the world before Triton is 
 
 CHAPTERS = (
     *("eager", "traffic", "program", "strided", "meta", "persistent"),
-    *("tiled", "online", "cooperative", "fastest"),
+    *("tiled", "unaligned", "online", "cooperative", "fastest"),
 )
 
 __all__ = ["CHAPTERS", "softmax"]
@@ -26,3 +27,27 @@ __all__ = ["CHAPTERS", "softmax"]
 from kernels.fastest import softmax  # noqa: E402 - after the world is chosen
 
 del _backend
+
+# The registry has another package named `kernels`: Hugging Face's. Code that asks this
+# package for one of its names gets a sentence that says which package it has found.
+_HUGGING_FACE = (
+    *("CUDAProperties", "Device", "FuncRepository", "LayerRepository", "LoadedKernel"),
+    *("LocalFuncRepository", "LocalLayerRepository", "LockedFuncRepository"),
+    *("LockedLayerRepository", "Mode", "ROCMProperties", "get_kernel", "has_kernel"),
+    *("get_kernel_variants", "get_loaded_kernels", "get_local_kernel", "kernelize"),
+    *("get_locked_kernel", "install_kernel", "load_kernel", "register_kernel_mapping"),
+    *("replace_kernel_forward_from_hub", "use_kernel_forward_from_hub"),
+    *("use_kernel_func_from_hub", "use_kernel_mapping", "use_kernelized_func"),
+)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HUGGING_FACE:
+        raise ImportError(
+            f"{name} is a part of Hugging Face's package 'kernels', but the package of "
+            f"that name found here is the course's, in {__path__[0]}; run this outside "
+            "of the course's folder, or import transformers in another process",
+            name=__name__,
+            path=__file__,
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

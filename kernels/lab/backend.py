@@ -6,19 +6,16 @@ runs it first. Kernels run on the GPU if the CUDA driver reports a device, PyTor
 built with CUDA, and PyTorch can start that driver. Otherwise kernels are interpreted,
 and `describe()` says why.
 
-Two variables of the environment change what happens on a GPU. `COURSE_GPU_GB=14` limits
-this process to 14 GB of the GPU's memory, which shows what a smaller GPU can run.
-`COURSE_MEASURE=recorded` runs kernels and shows recorded times in place of new ones.
+`COURSE_GPU_GB=14` in the environment limits this process to 14 GB of the GPU's memory,
+which shows what a smaller GPU can run.
 """
 
 import ctypes
 import functools
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,8 +58,7 @@ def _choose_world() -> bool:
     wanted = os.environ.get("TRITON_INTERPRET")
     if wanted:
         return wanted.lower() in ("1", "true", "yes", "on")
-    reason = obstacle()
-    if not reason:
+    if not (reason := obstacle()):
         return False
     if "triton" in sys.modules:
         raise RuntimeError(
@@ -112,7 +108,11 @@ def require_interpreter() -> None:
         RuntimeError: Triton is older than 3.7 and NumPy is 2.4 or newer. The
             interpreter of Triton 3.6 cannot take a loop's bound from such a NumPy.
     """
-    if _number(triton) < (3, 7) and _number(numpy) >= (2, 4):
+    of_triton, of_numpy = (
+        [int(part) for part in package.__version__.split(".")[:2]]
+        for package in (triton, numpy)
+    )
+    if of_triton < [3, 7] and of_numpy >= [2, 4]:
         raise RuntimeError(
             f"the interpreter of triton {triton.__version__} does not work with NumPy "
             f"2.4 or newer, got NumPy {numpy.__version__}; install 'numpy<2.4', or "
@@ -120,34 +120,18 @@ def require_interpreter() -> None:
         )
 
 
-def _number(package: ModuleType) -> tuple[int, ...]:
-    return tuple(int(part) for part in package.__version__.split(".")[:2])
-
-
-def nvidia_smi(field: str) -> str:
-    """What nvidia-smi says of this machine's first GPU; empty where it says nothing.
-
-    Args:
-        field: one that `nvidia-smi --help-query-gpu` lists, such as "name".
-    """
-    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return output.stdout.partition("\n")[0].strip()
-
-
-def driver_version() -> str:
-    """The NVIDIA driver's version, such as "580.159.04", or "unknown"."""
-    return nvidia_smi("driver_version") or "unknown"
-
-
 def describe(*needs: str) -> str:
     """Says which of the two worlds this is; see `description.describe`."""
     from kernels.lab import description  # only notebooks and tests need it
 
     return description.describe(*needs)
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, such as "580.159.04", or "unknown"."""
+    from kernels.lab import description
+
+    return description.nvidia_smi("driver_version") or "unknown"
 
 
 def validate(

@@ -1,10 +1,13 @@
 """What the first cell of a chapter prints: which of the two worlds this is, and why.
 
 Notebooks call it as `backend.describe()`. It stands apart from `backend` because
-`from kernels import softmax` loads `backend`, and has no use for sentences.
+`from kernels import softmax` loads `backend`, and has no use for sentences. With
+COURSE_MEASURE=recorded in the environment, a GPU runs kernels and times are recorded
+ones; the sentence says so.
 """
 
 import os
+import subprocess
 
 import torch
 import triton
@@ -41,7 +44,7 @@ def describe(*needs: str) -> str:
     versions = f"torch {torch.__version__}, triton {triton.__version__}"
     obstacle = backend.obstacle()
     if backend.INTERPRETED:
-        name = backend.nvidia_smi("name")
+        name = nvidia_smi("name")
         why = "There is no GPU here"
         if name or backend.has_gpu():
             why = f"The {name or 'GPU'} of this machine is not used, because "
@@ -79,6 +82,20 @@ def describe(*needs: str) -> str:
             ),
         ]
     )
+
+
+def nvidia_smi(field: str) -> str:
+    """What nvidia-smi says of this machine's first GPU; empty where it says nothing.
+
+    Args:
+        field: one that `nvidia-smi --help-query-gpu` lists, such as "name".
+    """
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return output.stdout.partition("\n")[0].strip()
 
 
 def _recorded() -> str:

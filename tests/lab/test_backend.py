@@ -31,11 +31,13 @@ def test_kernel_runs_in_this_world():
 
 # ---- the choice, in new processes ----------------------------------------------------
 
-SET_BY_US = ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES", "COURSE_GPU_GB")
+DROPPED = (
+    *("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES", "COURSE_GPU_GB", "COURSE_MEASURE"),
+)
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    kept = {k: v for k, v in os.environ.items() if k not in SET_BY_US}
+    kept = {k: v for k, v in os.environ.items() if k not in DROPPED}
     return subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code],
         env=kept | environment,
