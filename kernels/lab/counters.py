@@ -20,6 +20,7 @@ import contextlib
 import csv
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -171,6 +172,8 @@ def parse(text: str, metrics: Mapping[str, str] = METRICS) -> list[dict[str, Any
 
 def _value(cell: str, unit: str) -> float:
     """Bytes and counts as integers; times in µs and shares with 3 decimals."""
+    if cell == "n/a":  # this GPU lacks the counter
+        return math.nan
     value = round(float(cell.replace(",", "")) * _UNITS.get(unit, 1), 3)
     return round(value) if unit.endswith("byte") or value.is_integer() else value
 

@@ -237,8 +237,8 @@ def observe(
 
     On a GPU this calls the function; with COURSE_RECORD=1 its rows become the file
     `notebooks/recorded/<gpu>/<name>.csv`. Without a GPU, or where the function raises
-    `Unavailable`, the recorded rows are returned; in the second case a printed line
-    says why.
+    `Unavailable`, the recorded rows are returned; in the second case printed lines say
+    why, and of which GPU they are.
 
     Args:
         name: of the file.
@@ -251,12 +251,14 @@ def observe(
     Raises:
         ValueError: the rows' keys differ, or nothing is recorded.
     """
-    path, why = _readable(name), None
+    unavailable = False
     if clocks.can_measure():
         try:
             rows = [{**row, **_provenance()} for row in function()]
         except Unavailable as error:
             why = (str(error).splitlines() or ["its tool is not here"])[0]
+            print(f"{name} is not observed here: {why}.")
+            unavailable = True
         else:
             columns = list(rows[0]) if rows else PROVENANCE
             if any(list(row) != columns for row in rows):
@@ -267,10 +269,9 @@ def observe(
                 _write(_own(name), text)
             df = _observed(io.StringIO(text))
             return _with_source(df, label(df, measured=True))
-    df = _observed(_found(path))
-    if why:
-        on = "/".join(df["gpu"].unique())
-        print(f"{name} is not observed here: {why}. It was recorded on {on}.")
+    df = _observed(_found(_readable(name)))
+    if unavailable:
+        print(f"It was recorded on {'/'.join(df['gpu'].unique())}.")
     return _with_source(df, label(df, measured=False))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -92,6 +93,10 @@ def test_parse_other_metrics():
     assert counters.parse(text.replace(HEADER, header), metrics) == [
         {"kernel": "add", "hit_rate": 12.346, "sectors": 7}
     ]
+    (row,) = counters.parse(
+        text.replace(HEADER, header).replace("12.3456", "n/a"), metrics
+    )
+    assert math.isnan(row["hit_rate"])
 
 
 @pytest.fixture

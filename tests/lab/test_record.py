@@ -591,12 +591,13 @@ def test_what_a_gpu_cannot_tell_here_is_read(world, folder, monkeypatch, capsys)
         record.observe("counters", no_profiler)
     record.observe("counters", lambda: [{"dram_bytes": 7}])
     monkeypatch.setattr(record, "_gpu", lambda: GPU | {"gpu": "NVIDIA Test 200"})
+    capsys.readouterr()
     read = record.observe("counters", no_profiler)
     assert read["dram_bytes"].tolist() == [7]
     assert read.attrs["source"].startswith("NVIDIA Test 100 ·")
     assert "recorded" in read.attrs["source"]
     assert capsys.readouterr().out == (
-        "counters is not observed here: ncu is not installed. "
+        "counters is not observed here: ncu is not installed.\n"
         "It was recorded on NVIDIA Test 100.\n"
     )
 
