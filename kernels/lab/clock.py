@@ -12,7 +12,7 @@ never as a mean, never of a single call. `CLOCKS` names the clocks, and the colu
 | `unflushed` | as `events`, but the L2 cache keeps what the previous call left in it |
 | `written` | as `events`, but the L2 cache is flushed by writing, on one input |
 | `wall` | the host's clock around the call and the wait for its end |
-| `launch` | the host's clock around the call alone; chapter 2 shows how it misleads |
+| `launch` | the host's clock around the call alone: misleading (chapter `traffic`) |
 
 Two safeguards keep the input out of the L2 cache in `events` and `device`.
 

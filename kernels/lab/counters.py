@@ -56,7 +56,9 @@ def watched(*, emptied: bool = False) -> Iterator[None]:
 
     Args:
         emptied: whether a gigabyte of other values is read before. Then the L2 cache
-            holds nothing that the kernels need, and nothing yet to be written to DRAM.
+            holds nothing yet to be written to DRAM, and nothing that the kernels need;
+            but lines that an earlier kernel asked L2 to keep (`evict_last`) may have
+            stayed. `benchmarks/flush.py` looks for them.
     """
     if emptied:
         _others().sum()

@@ -5,9 +5,8 @@
 
 - `effective_gbps`: the bytes of an ideal kernel, which reads and writes every value
   once, over the median time, in GB/s (1e9 bytes per second).
-- `share_of_copy`: that bandwidth as a share of the copy's. The copy is `torch.clone` of
-  a contiguous tensor of the same dtype and shape, by the same clock. (A strided
-  `clone` is another, far slower kernel: no yardstick.)
+- `share_of_copy`: that bandwidth as a share of the copy's: of `torch.clone` of a
+  contiguous tensor. (A strided `clone` is a far slower kernel, and no yardstick.)
 
 `observe` is for everything else that only a GPU can tell. On a GPU both measure. With
 COURSE_RECORD=1 they also write what they measured. Without a GPU, and with
@@ -22,6 +21,7 @@ shapes), SQLite (its files cannot be read in a diff).
 import datetime
 import functools
 import io
+import itertools
 import math
 import os
 import re
@@ -38,17 +38,50 @@ import triton
 from kernels.lab import backend, gpu
 from kernels.lab import clock as clocks
 from kernels.lab.clock import Times
+from kernels.lab.frames import (
+    PROVENANCE,
+    concat,
+    label,
+    only,
+    pivot,
+    plain,
+    select,
+    with_source,
+)
+
+__all__ = [
+    "COLUMNS",
+    "KEY",
+    "PROVENANCE",
+    "Case",
+    "OptionalProvider",
+    "Unavailable",
+    "cases",
+    "commit",
+    "concat",
+    "label",
+    "observe",
+    "of_size",
+    "only",
+    "pivot",
+    "random",
+    "recorded",
+    "select",
+    "sweep",
+    "timed",
+]
 
 RECORDED = backend.ROOT / "notebooks" / "recorded"
 CASE = ["dtype", "n_rows", "n_cols"]
 KEY = ["provider", *CASE, "input", "clock"]  # tells a row of a file from the others
 TIMES = ["p20_us", "p50_us", "p80_us"]
-PROVENANCE = ["gpu", "driver", "torch", "triton", "recorded_at", "commit"]
 COLUMNS = [*KEY, *TIMES, *PROVENANCE]
 MEASURES = ("effective_gbps", "share_of_copy", "p50_us")
 MATRICES = 3  # that a case must have room for: its input, the output, and a spare
 CONTIGUOUS = "contiguous"
+ABSENT = math.nan, math.nan, math.nan  # times of what was tried in vain
 
+Key = tuple[str, str, int, int, str, str]  # the values of KEY
 MakeInput = Callable[[torch.dtype, int, int], torch.Tensor]
 Verify = Callable[[torch.Tensor, Any], None]
 
@@ -60,7 +93,7 @@ class Unavailable(RuntimeError):
 class OptionalProvider(ABC):
     """A provider that a machine may lack: measured where it is, else read if recorded.
 
-    It decides itself how and where it is measured; `benchmarks.peers` has examples.
+    It decides itself in which process it is measured, as `benchmarks.peers` shows.
     """
 
     @abstractmethod
@@ -109,16 +142,9 @@ def of_size(
     columns: Iterable[int],
     dtypes: Iterable[torch.dtype] = (torch.float32,),
 ) -> list[Case]:
-    """A case for each number of columns, with as many rows as make x n_bytes large.
-
-    Every case has at least 1 row.
-    """
-    columns = list(columns)
-    return [
-        Case(dtype, max(1, n_bytes // (n_cols * dtype.itemsize)), n_cols)
-        for dtype in dtypes
-        for n_cols in columns
-    ]
+    """Cases with so many columns, and as many rows (1 at least) as make x n_bytes."""
+    pairs = itertools.product(dtypes, list(columns))
+    return [Case(d, max(1, n_bytes // (n * d.itemsize)), n) for d, n in pairs]
 
 
 def random(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
@@ -166,8 +192,8 @@ def sweep(
             record lacks rows; the message names them.
     """
     wanted = list(dict.fromkeys(Case(*case) for case in cases))
-    makers = {CONTIGUOUS: random, **(inputs or {})}
-    _refuse_bad_names(providers, wanted, clock, inputs or {})
+    makers = {**(inputs or {}), CONTIGUOUS: random}
+    _refuse_bad_names(providers, wanted, clock, makers)
     asked = _asked(providers, wanted, clock)
     measuring = clocks.can_measure()
     here = {
@@ -202,13 +228,9 @@ def timed(
     timer: Callable[..., Times] = clocks.events_us,
     verify: Verify | None = None,
 ) -> Times:
-    """The times of one provider on x, after a call that compiles and is verified.
+    """The times of function(x), after a call that compiles and is verified.
 
-    Args:
-        function: takes x.
-        x: its input.
-        timer: one of the functions in `clock.CLOCKS`.
-        verify: as in `sweep`.
+    `timer` is one of the functions in `clock.CLOCKS`; `verify` is as in `sweep`.
     """
     result = function(x)
     if verify:
@@ -268,119 +290,14 @@ def observe(
             if _recording():
                 _write(_own(name), text)
             df = _observed(io.StringIO(text))
-            return _with_source(df, label(df, measured=True))
+            return with_source(df, label(df, measured=True))
     df = _observed(_found(_readable(name)))
     if unavailable:
         print(f"It was recorded on {'/'.join(df['gpu'].unique())}.")
-    return _with_source(df, label(df, measured=False))
+    return with_source(df, label(df, measured=False))
 
 
-# ---- data frames ---------------------------------------------------------------------
-
-
-def select(df: pd.DataFrame, **equal: Any) -> pd.DataFrame:
-    """The rows whose columns equal the given values, as in `select(df, n_cols=1024)`.
-
-    A list means any of its values. A dtype may be `torch.float32` or "float32".
-
-    Raises:
-        ValueError: there is no such column.
-    """
-    chosen = pd.Series(True, index=df.index)
-    for column, value in equal.items():
-        if column not in df:
-            raise ValueError(f"no such column: {column!r}; there are {[*df]}")
-        values = value if isinstance(value, list | tuple | set) else [value]
-        chosen &= df[column].isin([_plain(value) for value in values])
-    return _with_source(df[chosen], df.attrs.get("source", ""))
-
-
-def only(df: pd.DataFrame, **equal: Any) -> pd.Series:
-    """The only row that `select` finds.
-
-    Raises:
-        ValueError: it finds none, or several.
-    """
-    rows = select(df, **equal)
-    if len(rows) != 1:
-        raise ValueError(f"{equal} must select one row, got {len(rows)}")
-    return rows.iloc[0]
-
-
-def pivot(
-    df: pd.DataFrame,
-    measure: str = "share_of_copy",
-    index: str | Sequence[str] = "n_cols",
-) -> pd.DataFrame:
-    """Providers side by side, in order of appearance; NaN where a provider is absent.
-
-    Args:
-        df: rows of a sweep.
-        measure: the column that becomes the values, not rounded.
-        index: the column, or columns, that tell one row of the table from another.
-
-    Raises:
-        ValueError: there is no such column, or two rows of a provider would fall into
-            one row of the table.
-    """
-    names = [index] if isinstance(index, str) else list(index)
-    for column in (measure, *names):
-        if column not in df:
-            raise ValueError(f"no such column: {column!r}; there are {[*df]}")
-    twice = df.duplicated([*names, "provider"])
-    if twice.any():
-        provider = df.loc[twice, "provider"].iloc[0]
-        raise ValueError(
-            f"index={index!r} puts two rows of {provider!r} into one row of the table: "
-            "name more columns, or choose rows with record.select(…)"
-        )
-    rows = df[names].drop_duplicates()
-    order = rows[names[0]] if len(names) == 1 else pd.MultiIndex.from_frame(rows)
-    table = df.set_index([*names, "provider"])[measure].unstack("provider")
-    table = table.reindex(index=order, columns=df["provider"].unique())
-    table.index.names, table.columns.name = names, None
-    return _with_source(table, df.attrs.get("source", ""))
-
-
-def concat(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """The rows of several frames, one frame after the other, with a common source.
-
-    Raises:
-        ValueError: there are no frames.
-    """
-    frames = list(frames)
-    if not frames:
-        raise ValueError("frames must hold a data frame, got none")
-    full = [frame for frame in frames if len(frame)] or frames[:1]
-    df = pd.concat(full, ignore_index=True)
-    sources = list(dict.fromkeys(frame.attrs.get("source", "") for frame in full))
-    where = {source.rsplit(" · ", 1)[-1].split(" ")[0] for source in sources}
-    if len(sources) > 1 and len(where) == 1 and {*PROVENANCE} <= {*df}:
-        sources = [label(df, measured=where == {"measured"})]
-    return _with_source(df, "; ".join(sources))
-
-
-def label(df: pd.DataFrame, measured: bool) -> str:
-    """Which GPU, with what, and when: the source that figures and tables carry."""
-    if df.empty:
-        return "no measurements"
-    has = {name: sorted(df[name].astype(str).unique()) for name in PROVENANCE}
-    parts = ["/".join(has["gpu"])]
-    parts += [f"{name} {'/'.join(has[name])}" for name in ("driver", "torch", "triton")]
-    days = dict.fromkeys((has["recorded_at"][0], has["recorded_at"][-1]))
-    parts.append("measured here" if measured else f"recorded {' to '.join(days)}")
-    return " · ".join(parts)
-
-
-def _with_source(df: pd.DataFrame, source: str) -> pd.DataFrame:
-    df.attrs["source"] = source
-    return df
-
-
-def _plain(value: Any) -> Any:
-    """A dtype by the name that the record has for it; other values as they are."""
-    is_dtype = isinstance(value, torch.dtype)
-    return str(value).removeprefix("torch.") if is_dtype else value
+# ---- measuring -----------------------------------------------------------------------
 
 
 def _present(df: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -394,13 +311,7 @@ def _present(df: pd.DataFrame, source: str) -> pd.DataFrame:
     copy_us = copies.drop_duplicates(beside).set_index(beside)["p50_us"]
     copy_us = copy_us.reindex(pd.MultiIndex.from_frame(df[beside]))
     df["share_of_copy"] = copy_us.to_numpy() / df["p50_us"]
-    return _with_source(df, source)
-
-
-# ---- measuring -----------------------------------------------------------------------
-
-Key = tuple[str, str, int, int, str, str]  # the values of KEY
-ABSENT = math.nan, math.nan, math.nan  # times of what was tried in vain
+    return with_source(df, source)
 
 
 def _refuse_bad_names(
@@ -410,19 +321,17 @@ def _refuse_bad_names(
         raise ValueError("providers must not name 'copy': it is always measured")
     if clock not in clocks.CLOCKS:
         raise ValueError(f"clock must be one of {[*clocks.CLOCKS]}, got {clock!r}")
-    if CONTIGUOUS in inputs:
-        raise ValueError("inputs must not name 'contiguous': record.random makes those")
     for case in cases:
-        if case.input not in (CONTIGUOUS, *inputs):
+        if case.input not in inputs:
             raise ValueError(
-                "the input of a case must be 'contiguous' or one of the sweep's inputs "
-                f"{[*inputs]}, got {case.input!r}"
+                f"input of a case must be one of {[*inputs]}, got {case.input!r}; pass "
+                "inputs={name: function} to the sweep to add one"
             )
 
 
 def _key(provider: str, case: Case, clock: str) -> Key:
     how = CONTIGUOUS if provider == "copy" else case.input
-    return provider, _plain(case.dtype), case.n_rows, case.n_cols, how, clock
+    return provider, plain(case.dtype), case.n_rows, case.n_cols, how, clock
 
 
 def _asked(providers: Iterable[str], cases: Iterable[Case], clock: str) -> pd.DataFrame:
@@ -553,21 +462,16 @@ def _beside_recorded(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """All rows that were asked for, and those of them that come from the record.
 
-    Prints which rows are absent, and why.
-
-    Args:
-        asked: the keys.
-        rows: what was measured.
-        path: the record's file.
-        optional: the providers whose rows the record may lack.
+    Prints which rows are absent, and why. `asked` has the keys, `rows` what was
+    measured; the file at `path` may lack the rows of `optional` providers.
     """
-    lacking = asked[~_index(asked).isin(_index(rows))]
+    lacking = asked[~_keys(asked).isin(_keys(rows))]
     needs = not lacking["provider"].isin(optional).all()
     kept = _read(_found(path)) if needs or path.exists() else _frame([])
-    missing = lacking[~_index(lacking).isin(_index(kept))]
+    missing = lacking[~_keys(lacking).isin(_keys(kept))]
     needed = missing[~missing["provider"].isin(optional)]
     if len(needed):
-        named = [f"{key[0]} {_words(key)}" for key in _tuples(needed.head(8))]
+        named = [f"{key[0]} {_words(key)}" for key in _keys(needed[:8])]
         more = f" and {len(needed) - 8} more" if len(needed) > 8 else ""
         raise ValueError(
             f"{path.parent.name}/{path.name} lacks {len(needed)} of the {len(asked)} "
@@ -578,9 +482,9 @@ def _beside_recorded(
         of = (asked["provider"] == name).sum()
         print(f"{name} is left out at {lacks} of {of} shapes: not here, no record")
     found = lacking.merge(kept, on=KEY)
-    absent = found[found["p50_us"].isna()]
-    copies = {key[1:4] for key in _tuples(absent[KEY]) if key[0] == "copy"}
-    for key in _tuples(absent[KEY]):
+    absent = [*_keys(found[found["p50_us"].isna()])]
+    copies = {key[1:4] for key in absent if key[0] == "copy"}
+    for key in absent:
         if key[0] == "copy":
             print(f"{_words(key)} is left out: it does not fit the GPU's memory")
         elif key[1:4] not in copies:
@@ -589,12 +493,8 @@ def _beside_recorded(
     return asked.merge(pd.concat(full), on=KEY), found
 
 
-def _index(rows: pd.DataFrame) -> pd.MultiIndex:
+def _keys(rows: pd.DataFrame) -> pd.MultiIndex:
     return pd.MultiIndex.from_frame(rows[KEY])
-
-
-def _tuples(rows: pd.DataFrame) -> list[tuple]:
-    return list(rows.itertuples(index=False, name=None))
 
 
 _TYPES: dict[str, type] = dict.fromkeys((*KEY, *PROVENANCE), str)
