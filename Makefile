@@ -54,7 +54,7 @@ lint: $(call ready,lint)
 # The commit that rows are recorded under: asked for before anything is rewritten.
 COMMIT = $(or $(COURSE_COMMIT),$(shell git describe --always --dirty 2>/dev/null || echo unknown))
 # Of this GPU's record, what `make bench` measured stays; the notebooks measure the rest anew.
-BENCHMARKS = fastest.csv fastest_peers.csv flush.csv
+BENCHMARKS = fastest.csv fastest_peers.csv flush.csv flush_dram.csv
 NEEDS_GPU = @$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
 	  { echo 'make $@ needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
 record: $(call ready,record)
@@ -68,7 +68,7 @@ record: $(call ready,record)
 bench: $(call ready,bench)
 	$(NEEDS_GPU)
 	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.fastest $(ARGS)
-	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.flush
+	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.flush
 
 pairs:
 	@.ci/pairs $(PAIRS)
