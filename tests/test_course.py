@@ -260,6 +260,12 @@ def test_every_code_cell_was_executed_in_order_without_error(notebook):
             assert output.output_type != "error", output.get("evalue")
 
 
+def test_first_cell_finds_the_course_before_other_packages(notebook):
+    """As book/setup.md promises: there is another package named `kernels`."""
+    source = code(notebook)[0].source
+    assert source.index("sys.path.insert(0") < source.index("from kernels")
+
+
 def test_outputs_name_the_gpu_that_made_them(notebook):
     first = code(notebook)[0]
     said = "".join(output.get("text", "") for output in first.outputs)
