@@ -76,7 +76,6 @@ CASE = ["dtype", "n_rows", "n_cols"]
 KEY = ["provider", *CASE, "input", "clock"]  # tells a row of a file from the others
 TIMES = ["p20_us", "p50_us", "p80_us"]
 COLUMNS = [*KEY, *TIMES, *PROVENANCE]
-MEASURES = ("effective_gbps", "share_of_copy", "p50_us")
 MATRICES = 3  # that a case must have room for: its input, the output, and a spare
 CONTIGUOUS = "contiguous"
 ABSENT = math.nan, math.nan, math.nan  # times of what was tried in vain
