@@ -61,7 +61,8 @@ def softmax_kernel(output_ptr, input_ptr, n_cols, BLOCK_COLS: tl.constexpr):
     inside = cols < n_cols
     # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
     x = tl.load(input_ptr + row * n_cols + cols, mask=inside, other=-float("inf"))
-    x = x.to(tl.float32)  # a sum in 16 bits would lose small terms
+    # tl.exp takes no 16-bit values, and a sum in 16 bits would lose small terms.
+    x = x.to(tl.float32)
     numerator = tl.exp(x - tl.max(x, axis=0))
     y = numerator / tl.sum(numerator, axis=0)
     # The store converts y to the output's dtype.
