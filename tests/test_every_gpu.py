@@ -1,0 +1,152 @@
+"""Every launch of the course compiles for every kind of GPU, and its blocks fit an SM.
+
+Nothing here needs a GPU: the launches are made from tensors without memory, and
+compiled ahead of time.
+"""
+
+import importlib
+
+import pytest
+import torch
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+import kernels
+from benchmarks import variants
+from kernels import (
+    cooperative,
+    meta,
+    online,
+    persistent,
+    program,
+    strided,
+    tiled,
+    unaligned,
+)
+from kernels.lab import compile, gpu, occupancy
+from kernels.lab.launch import Launch
+
+GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
+CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def meta_matrix(n_rows, n_cols, dtype, *, stride=None, offset=0):
+    """A matrix without memory, whose rows start `stride` elements apart."""
+    stride = stride or n_cols
+    flat = torch.empty(offset + n_rows * stride, dtype=dtype, device="meta")
+    return flat.as_strided((n_rows, n_cols), (stride, 1), offset)
+
+
+# ---- each chapter's launches, one for each variant of its kernel ---------------------
+
+
+def of_program(dtype):
+    x = compile.pointer(dtype)
+    for n in (1024, 1001):  # wide accesses, and not
+        yield program.add_kernel, (x, x, x, n), {"BLOCK": 1024}
+        yield program.softmax_kernel, (x, x, n), {"BLOCK_COLS": 1024}
+
+
+def of_strided(dtype):
+    x = meta_matrix(8, 1001, dtype, stride=1008)
+    for view in (x[:, 1:], x.t()):
+        yield strided.softmax_kernel, meta.arguments(view, view), {}
+
+
+def of_meta(dtype):
+    x = meta_matrix(8, 4096, dtype)
+    for warps in (1, 32):
+        yield strided.softmax_kernel, meta.arguments(x, x), {"num_warps": warps}
+
+
+def of_persistent(dtype):
+    x = compile.pointer(dtype)
+    for n_cols in (60, 1024, 8192):  # rows share a tile; one buffer; several
+        config = persistent.choose_config(n_cols, dtype.itemsize)
+        sizes = n_cols, 1, n_cols, 1, 4096, n_cols
+        tile = config.rows_per_tile, config.block_cols, config.num_stages
+        options = {"num_warps": config.num_warps}
+        yield persistent.softmax_kernel, (x, x, *sizes, *tile), options
+
+
+def of_tiled(dtype):
+    for n_cols in (64, 3000, 33):  # rows share a tile; two blocks; narrow accesses
+        x = meta_matrix(64, n_cols, dtype)
+        yield tiled.launch_for(x, x)
+
+
+def of_unaligned(dtype):
+    for n_cols in (33, 3001):
+        x = meta_matrix(64, n_cols, dtype, offset=1)
+        yield unaligned.launch_for(x, x)
+    sliced = meta_matrix(64, 2001, dtype, stride=2100)  # the output is not
+    yield unaligned.launch_for(meta_matrix(64, 2001, dtype), sliced)
+
+
+def of_online(dtype):
+    rows = meta_matrix(3, 70_000, dtype)
+    columns = meta_matrix(64, 5000, dtype).t()
+    for x in (rows, columns):
+        view = online.as_columns(x)
+        yield online.launch_for(view, view)
+    constants = {"BLOCK_COLS": 8192, "num_warps": 16}
+    yield variants.three_pass_kernel, meta.arguments(rows, rows)[:-1], constants
+
+
+def of_cooperative(dtype):
+    for shape in ((1, 70_000), (2, 70_001), (1024, 70_000)):  # small; edges; large
+        x = meta_matrix(*shape, dtype)
+        yield cooperative.launch_for(x, x)
+    sliced = meta_matrix(2, 70_001, dtype, stride=70_100)  # the output is not
+    yield cooperative.launch_for(meta_matrix(2, 70_001, dtype), sliced)
+
+
+CHAPTERS = {
+    "program": of_program,
+    "strided": of_strided,
+    "meta": of_meta,
+    "persistent": of_persistent,
+    "tiled": of_tiled,
+    "unaligned": of_unaligned,
+    "online": of_online,
+    "cooperative": of_cooperative,
+}
+
+
+def launches_of(chapter):
+    return [launch for dtype in DTYPES for launch in CHAPTERS[chapter](dtype)]
+
+
+def kernel_of(launch):
+    return launch.kernel if isinstance(launch, Launch) else launch[0]
+
+
+# ---- the tests -----------------------------------------------------------------------
+
+
+def test_these_are_the_kinds_of_gpu():
+    assert tuple(gpu.named(name).compute_capability for name in GPUS) == CAPABILITIES
+
+
+def test_every_kernel_of_the_course_is_launched():
+    launched = {kernel_of(each) for stem in CHAPTERS for each in launches_of(stem)}
+    modules = [importlib.import_module(f"kernels.{stem}") for stem in kernels.CHAPTERS]
+    there = {
+        value
+        for module in (*modules, variants)
+        for name, value in vars(module).items()
+        if isinstance(value, JITFunction | InterpretedFunction)
+        and name.endswith("_kernel")
+    }
+    assert there == launched
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+@pytest.mark.parametrize("name", GPUS)
+def test_every_launch_compiles_and_fits(name, chapter):
+    on = gpu.named(name)
+    target = rf"\.target sm_{on.compute_capability}a?\b"
+    for compiled in compile.aot_all(launches_of(chapter), gpu=on):
+        assert compiled.count(target) == 1
+        assert occupancy.of(compiled).blocks_per_sm >= 1, str(compiled)
