@@ -1,9 +1,7 @@
 """The models keep their rules; models of Triton do what Triton does."""
 
-import ast
 import math
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,14 +13,6 @@ from kernels.lab import compile, models
 ROWS, PARTS = 5, 3
 IN_ORDER = [(row, part) for row in range(ROWS) for part in range(PARTS)]
 BY_PART = [(row, part) for part in range(PARTS) for row in range(ROWS)]
-
-
-def test_models_import_nothing_of_the_course():
-    tree = ast.parse(Path(models.__file__).read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            assert "kernels" not in ast.unparse(node)
-            assert not getattr(node, "level", 0)
 
 
 # ---- schedules -----------------------------------------------------------------------
@@ -169,6 +159,28 @@ def test_a_block_layout_holds_every_element_equally_often(block, warps):
 def test_a_lane_holds_neighbours_of_every_round():
     wanted = [136, 137, 138, 139, 648, 649, 650, 651]
     assert models.elements_of_lane(1024, 1, 2) == wanted
+
+
+@triton.jit
+def owners(output_ptr, BLOCK: tl.constexpr):
+    """Writes, for each element of a block, the number of a thread that holds it."""
+    offsets = tl.arange(0, BLOCK)
+    assembly: tl.constexpr = "{ mov.u32 $0, %tid.x; add.u32 $0, $0, $1; }"
+    thread = tl.inline_asm_elementwise(
+        assembly, "=r,r", [offsets * 0], dtype=tl.int32, is_pure=False, pack=1
+    )
+    tl.store(output_ptr + offsets, thread)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("block", "warps"), [(1024, 4), (512, 1), (4096, 8)])
+def test_the_block_layout_is_the_compilers(block, warps):
+    output = torch.empty(block, dtype=torch.int32, device="cuda")
+    owners[(1,)](output, BLOCK=block, num_warps=warps)
+    for warp in range(warps):
+        for lane in range(32):
+            mine = models.elements_of_lane(block, warp, lane, warps_per_cta=warps)
+            assert set(output[mine].tolist()) == {32 * warp + lane}
 
 
 # ---- a cache and a butterfly ---------------------------------------------------------

@@ -1,39 +1,51 @@
-"""Figures hold the data they were given, tables and code their text."""
+"""Figures hold the data that they were given, and can be read."""
 
 import math
 from itertools import pairwise
 
+import pandas as pd
 import pytest
-import triton
-import triton.language as tl
-from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
-from kernels.lab import bench, gpu, plot
+from kernels.lab import gpu, plot
 
 SOURCE = "NVIDIA H200 · driver 580 · torch 2.11 · triton 3.6 · recorded 2026-11-21"
-PROVENANCE = ("NVIDIA H200", "580", "2.11", "3.6", "2026-11-21", "abc1234")
 
 
-def measured(provider, n_cols, p50_us, dtype="float32", n_rows=4096):
-    times = 0.9 * p50_us, p50_us, 1.25 * p50_us
-    return bench.Measurement(provider, dtype, n_rows, n_cols, *times, *PROVENANCE)
+def measured(provider, n_cols, p50_us, dtype="float32", n_rows=4096, **key):
+    """A row of a record."""
+    row = {"provider": provider, "dtype": dtype, "n_rows": n_rows, "n_cols": n_cols}
+    row |= {"input": "contiguous", "clock": "events"} | key
+    return row | {"p20_us": 0.9 * p50_us, "p50_us": p50_us, "p80_us": 1.25 * p50_us}
+
+
+def frame(rows):
+    """What `record.sweep` returns for these rows."""
+    df = pd.DataFrame(rows)
+    itemsize = df["dtype"].map({"float32": 4, "bfloat16": 2})
+    gigabytes = 2 * df["n_rows"] * df["n_cols"] * itemsize / 1e9
+    df["effective_gbps"] = gigabytes / (df["p50_us"] / 1e6)
+    shape = ["dtype", "n_rows", "n_cols", "clock"]
+    copies = df[df["provider"] == "copy"].set_index(shape)["p50_us"]
+    copy = copies.reindex(pd.MultiIndex.from_frame(df[shape])).to_numpy()
+    df["share_of_copy"] = copy / df["p50_us"]
+    df.attrs["source"] = SOURCE
+    return df
 
 
 @pytest.fixture
-def results():
-    some = [
+def df():
+    return frame(
         measured(provider, n_cols, slowness * n_cols, dtype)
         for dtype in ("float32", "bfloat16")
         for n_cols in (64, 1024, 1000)
         for provider, slowness in (("copy", 1.0), ("torch", 2.0), ("program", 1.25))
-    ]
-    return bench.Results(some, SOURCE)
+    )
 
 
 def line(ax, label):
-    (found,) = [one for one in ax.get_lines() if one.get_label() == label]
+    (found,) = [each for each in ax.get_lines() if each.get_label() == label]
     return found
 
 
@@ -41,66 +53,11 @@ def words(ax):
     return [text.get_text() for text in ax.texts]
 
 
-# ---- the style -----------------------------------------------------------------------
-
-
-def test_every_provider_is_told_apart_by_colour_and_by_marker():
-    styles = list(plot.STYLES.values())
-    assert len({style.colour for style in styles}) == len(styles)
-    assert len({(style.marker, style.label) for style in styles}) == len(styles)
-    assert plot.COLOURS["persistent"] == plot.STYLES["persistent"].colour
-
-
-@pytest.mark.parametrize("style", [*plot.STYLES.values(), *plot.SPARE])
-def test_lines_and_their_labels_stand_out_from_the_card(style):
-    assert plot.contrast(style.colour, plot.CARD) >= 3
-    assert plot.contrast(plot._darker(style.colour), plot.CARD) >= 4.5
-
-
-def test_contrast_is_that_of_wcag():
-    assert plot.contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert plot.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
-
-
-def test_unknown_providers_get_styles_of_their_own_and_keep_them():
-    first = plot.styles_of(["copy", "mine", "persistent", "yours"])
-    assert len({style.colour for style in first.values()}) == 4
-    assert first["mine"].label == "mine"
-    assert plot.styles_of(["yours"])["yours"] == first["yours"]
-    assert plot.styles_of(["persistent"])["persistent"] == first["persistent"]
-    with pytest.raises(ValueError, match="outside STYLES"):
-        plot.styles_of(map(str, range(len(plot.SPARE) + 1)))
-
-
-def test_a_notebook_shows_a_figure_once_and_its_text_depends_on_its_size():
-    figure = plot.bars({"copy": 2.0}, "GB/s")
-    shell = InteractiveShell.instance()
-    data, metadata = shell.display_formatter.format(figure)
-    assert set(data) == {"text/plain", "image/png"}
-    assert data["text/plain"] == repr(plot.bars({"copy": 3.0}, "GB/s"))
-    width = int.from_bytes(data["image/png"][16:20], "big")  # of the PNG's header
-    assert metadata["image/png"]["width"] == plot.WIDTH * plot.DPI
-    assert width == 4 * plot.WIDTH * plot.DPI // 3  # sharper than it is shown
-
-
-def test_the_card_has_its_title_at_the_left_and_its_source_at_the_right():
-    card = plot.figure(title="A title " * 20, source=SOURCE)
-    card.draw_without_rendering()
-    title, source = card.texts
-    assert "\n" in title.get_text()
-    for text in (title, source):
-        box = text.get_window_extent()
-        assert box.x0 > 0
-        assert box.x1 < card.bbox.x1
-        assert text.get_fontsize() >= 9
-    assert source.get_text() == SOURCE
-
-
 # ---- figures -------------------------------------------------------------------------
 
 
-def test_bandwidth_has_a_panel_per_dtype_and_a_line_per_provider(results):
-    figure = plot.bandwidth(results, title="Softmax")
+def test_bandwidth_has_a_panel_per_dtype_and_a_line_per_provider(df):
+    figure = plot.bandwidth(df, title="Softmax")
     upper, lower = figure.axes
     assert upper.get_title(loc="left") == "float32 · M = 4096"
     assert lower.get_title(loc="left") == "bfloat16 · M = 4096"
@@ -117,10 +74,10 @@ def test_bandwidth_has_a_panel_per_dtype_and_a_line_per_provider(results):
     assert ticks == ["64", "", "1024"]  # 1000 would be written over 1024
 
 
-def test_bandwidth_draws_the_percentiles_as_a_band(results):
-    some = results.select(dtype="float32")
+def test_bandwidth_draws_the_percentiles_as_a_band(df):
+    same = df[df["dtype"] == "float32"]
     for measure, low, high in (("effective_gbps", 0.8, 1 / 0.9), ("p50_us", 0.9, 1.25)):
-        (ax,) = plot.bandwidth(some, measure=measure).axes
+        (ax,) = plot.bandwidth(same, measure=measure).axes
         median = line(ax, "program").get_ydata()[0]
         (band,) = (
             area.get_paths()[0].vertices
@@ -132,33 +89,55 @@ def test_bandwidth_draws_the_percentiles_as_a_band(results):
         assert max(shares) == pytest.approx(high)
 
 
-def test_bandwidth_as_a_share_of_the_copy(results):
-    (ax,) = plot.bandwidth(
-        results.select(dtype="float32"), measure="share_of_copy"
-    ).axes
+def test_bandwidth_as_a_share_of_the_copy(df):
+    same = df[df["dtype"] == "float32"]
+    (ax,) = plot.bandwidth(same, measure="share_of_copy").axes
     assert line(ax, "program").get_ydata() == pytest.approx([0.8] * 3)
     assert line(ax, "copy").get_ydata() == pytest.approx([1.0] * 3)
 
 
+def test_bandwidth_leaves_out_what_has_no_copy(df):
+    kept = (df["provider"] != "copy") | (df["n_cols"] != 64)
+    df.loc[~kept | (df["n_cols"] == 64), "share_of_copy"] = math.nan
+    (ax, _) = plot.bandwidth(df, measure="share_of_copy").axes
+    assert list(line(ax, "program").get_xdata()) == [1000, 1024]
+
+
 def test_bandwidth_over_rows_at_a_constant_size():
-    some = [
+    rows = [
         measured("copy", 2**20 // n_rows, 5.0, n_rows=n_rows) for n_rows in (64, 256)
     ]
-    (ax,) = plot.bandwidth(bench.Results(some, SOURCE), x="n_rows").axes
+    (ax,) = plot.bandwidth(frame(rows), x="n_rows").axes
     assert ax.get_title(loc="left") == "float32 · M × N = 1048576"
     assert list(line(ax, "copy").get_xdata()) == [64, 256]
 
 
-def test_bandwidth_refuses_what_it_cannot_draw(results):
-    twice = bench.Results([*results, measured("copy", 64, 1.0, n_rows=1)], SOURCE)
-    with pytest.raises(ValueError, match="several measurements of 'copy'"):
+@pytest.mark.parametrize(
+    ("other", "column"),
+    [
+        ({"n_rows": 1}, "n_rows"),
+        ({"input": "sliced"}, "input"),
+        ({"clock": "device"}, "clock"),
+    ],
+)
+def test_bandwidth_names_what_would_share_a_place(df, other, column):
+    rows = df.to_dict("records")
+    twice = frame([*rows, measured("program", 64, 1.0, **other)])
+    wanted = rf"one measurement of 'program' at each n_cols.*differ in \['{column}'\]"
+    with pytest.raises(ValueError, match=wanted):
         plot.bandwidth(twice)
+
+
+def test_bandwidth_refuses_what_it_cannot_draw(df):
     with pytest.raises(ValueError, match="x must be 'n_cols'"):
-        plot.bandwidth(results, x="dtype")
+        plot.bandwidth(df, x="dtype")
     with pytest.raises(ValueError, match="measure must be"):
-        plot.bandwidth(results, measure="speed")
-    with pytest.raises(ValueError, match="got none"):
-        plot.bandwidth(results.select(n_cols=7))
+        plot.bandwidth(df, measure="speed")
+    with pytest.raises(ValueError, match=r"df must hold measurements.*got none"):
+        plot.bandwidth(df[df["n_cols"] == 7])
+
+
+# ---- lines ---------------------------------------------------------------------------
 
 
 def test_labels_that_would_overlap_are_pushed_apart():
@@ -179,7 +158,8 @@ def test_labels_that_would_overlap_are_pushed_apart():
     [
         ([1, 5], [1, 5]),
         ([5, 5], [4.5, 5.5]),
-        ([5, 5.2, 6.1], [4.4333, 5.4333, 6.4333]),
+        ([5, 5.2, 6.1], [4.55, 5.55, 6.55]),
+        ([1, 5, 5, 9], [1, 4.5, 5.5, 9]),
         ([0, 0, 10], [0, 1, 10]),
         ([9.9, 10], [9, 10]),
     ],
@@ -203,23 +183,16 @@ def test_lines_and_their_ceiling():
         plot.lines({"empty": {}}, xlabel="", ylabel="")
 
 
-def test_points_stay_apart_and_keep_what_shares_an_x():
-    pairs = {"float32": [(3, 0.2), (64, 0.9), (64, 1.0)], "bfloat16": [(0.5, 0.1)]}
-    card = plot.points(pairs, xlabel="KiB", ylabel="share", ceiling=("copy", 1.1))
-    (ax,) = card.axes
-    *clouds, ceiling = ax.get_lines()
-    assert [cloud.get_xydata().tolist() for cloud in clouds] == [
-        [list(map(float, pair)) for pair in some] for some in pairs.values()
-    ]
-    assert {cloud.get_linestyle() for cloud in clouds} == {"None"}
-    assert len({cloud.get_marker() for cloud in clouds}) == 2
-    assert list(ax.get_xticks()) == [2.0**power for power in range(-1, 7)]
-    assert list(ceiling.get_ydata()) == [1.1, 1.1] and ax.get_ylim()[1] > 1.1
-    names = [text.get_text() for text in card.legends[0].get_texts()]
-    assert names == ["float32", "bfloat16", "copy"]
-    for wrong in ({}, {"float32": []}):
-        with pytest.raises(ValueError, match="points"):
-            plot.points(wrong, xlabel="KiB", ylabel="share")
+def test_lines_of_a_data_frame():
+    index = pd.Index([32, 64, 128], name="n_cols")
+    frame = pd.DataFrame({"tiled": [0.5, None, 0.9], "copy": 1.0}, index=index)
+    (ax,) = plot.lines(frame, xlabel="N", ylabel="share").axes
+    assert line(ax, "tiled").get_xydata().tolist() == [[32, 0.5], [128, 0.9]]
+    assert line(ax, "tiled").get_color() == plot.COLOURS["tiled"]
+    assert line(ax, "copy").get_linestyle() == "--"
+
+
+# ---- maps ----------------------------------------------------------------------------
 
 
 def test_a_plane_shows_who_is_where_on_equal_axes():
@@ -244,6 +217,9 @@ def test_a_plane_shows_who_is_where_on_equal_axes():
             plot.plane(empty, xlabel="N", ylabel="M")
 
 
+# ---- bars and shades -----------------------------------------------------------------
+
+
 def test_bars_carry_their_numbers():
     (ax,) = plot.bars({"copy": 4250.2, "torch": 1960.0, "mine": 0.5}, "GB/s").axes
     assert [bar.get_width() for bar in ax.patches] == [4250.2, 1960.0, 0.5]
@@ -263,6 +239,13 @@ def test_bars_in_groups_say_which_is_which():
     assert measured == again != predicted
 
 
+def test_bars_of_a_data_frame_have_a_group_per_row():
+    shares = {"float32": [0.9, 0.8], "bfloat16": [0.7, None]}
+    (ax,) = plot.bars(pd.DataFrame(shares, index=[1000, 1001]), "").axes
+    assert words(ax) == ["0.900 float32", "0.700 bfloat16", "0.800 float32"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["1000", "1001"]
+
+
 def test_a_provider_keeps_its_colour_in_every_group():
     speeds = {"N = 8": {"strided": 1.0, "torch": 2.0}, "N = 9": {"strided": 3.0}}
     (ax,) = plot.bars(speeds, "GB/s").axes
@@ -274,7 +257,7 @@ def test_roofline_bends_where_arithmetic_takes_over():
     h200 = gpu.named("H200")
     points = {"persistent": (0.6, 2.5), "matmul": (300.0, 40.0)}
     (ax,) = plot.roofline(h200, points, peak_tflops=67.0, copy_gbps=4250.0).axes
-    roof, copy, softmax, matmul = ax.get_lines()
+    roof, softmax, matmul, copy = ax.get_lines()
     ridge = roof.get_xdata()[1]
     assert ridge == pytest.approx(67e3 / h200.peak_bandwidth_gbps)
     for intensity, rate in roof.get_xydata():
@@ -284,7 +267,7 @@ def test_roofline_bends_where_arithmetic_takes_over():
     assert softmax.get_xydata().tolist() == [[0.6, 2.5]]
     assert softmax.get_color() == plot.COLOURS["persistent"]
     assert matmul.get_xydata().tolist() == [[300.0, 40.0]]
-    assert {"persistent", "matmul", "67 TFLOP/s"} < set(words(ax))
+    assert {"persistent", "matmul", "67 TFLOP/s", "copy: 4250 GB/s"} < set(words(ax))
     with pytest.raises(ValueError, match=r"points\['idle'\] must be positive"):
         plot.roofline(h200, {"idle": (1.0, 0.0)}, peak_tflops=67.0)
 
@@ -299,7 +282,7 @@ def test_heatmap_shades_its_values_and_frames_each_columns_best():
         for patch in ax.patches
         if not patch.get_fill()
     ]
-    assert framed == [(0, 1), (1, 0)]
+    assert sorted(framed) == [(0, 1), (1, 0)]
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["4", "8"]
     shades = {(p.get_x(), p.get_y()): p for p in ax.patches if p.get_fill()}
     for text in ax.texts:
@@ -307,95 +290,17 @@ def test_heatmap_shades_its_values_and_frames_each_columns_best():
         if (patch := shades.get((x - 0.5, y - 0.5))) is not None:
             shade = to_hex(patch.get_facecolor())
             assert plot.contrast(to_hex(text.get_color()), shade) >= 4
+    assert ax.get_xlabel() == "N · framed: the largest of a column"
+    frame = pd.DataFrame(values, [4, 8], [32, 64, 128])
+    (same,) = plot.heatmap(frame, **how).axes
+    assert words(same) == words(ax)
+    assert [tick.get_text() for tick in same.get_xticklabels()] == ["32", "64", "128"]
     with pytest.raises(ValueError, match="2 rows of 3 values"):
         plot.heatmap([[1.0]], [4, 8], [32, 64, 128], **how)
 
 
-# ---- tables and code -----------------------------------------------------------------
-
-
-def test_a_table_is_aligned_text_and_plain_html():
-    rows = [["copy", 32, 4250.4], ["a<b", 1024, 7.25], ["none", 1, None]]
-    table = plot.table(rows, ["provider", "N", "GB/s"])
-    assert repr(table).splitlines() == [
-        "provider     N    GB/s",
-        "────────  ────  ──────",
-        "copy        32  4250.4",
-        "a<b       1024     7.2",
-        "none         1       –",
-    ]
-    page = table._repr_html_()
-    assert '<td style="text-align: left">a&lt;b</td>' in page
-    assert '<th style="text-align: right">GB/s</th>' in page
-    assert "color" not in page
-    assert repr(plot.table(rows, "abc", digits=0)).endswith("–")
-    assert repr(plot.table([], ["N"])) == "N\n─"
-    with pytest.raises(ValueError, match="2 cells"):
-        plot.table([[1]], ["a", "b"])
-
-
 def test_numbers_keep_three_digits_or_their_integer_part():
-    numbers = [4250.2, 66.04, 0.5, 0.0, 12, math.inf]
-    assert [plot._number(n) for n in numbers] == [
-        "4250",
-        "66.0",
-        "0.500",
-        "0",
-        "12.0",
-        "inf",
-    ]
-
-
-@triton.jit
-def double(x_ptr, BLOCK: tl.constexpr):
-    """Doubles a block."""
-    offsets = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + offsets)
-    tl.store(x_ptr + offsets, 2 * x)
-
-
-@triton.jit
-def triple(x_ptr, BLOCK: tl.constexpr):
-    """Triples it."""
-    offsets = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + offsets)
-    tl.store(x_ptr + offsets, 3 * x)
-
-
-def test_source_shows_a_kernel_as_its_module_has_it():
-    shown = plot.source(double)
-    text = repr(shown)
-    assert text.startswith("@triton.jit\ndef double(x_ptr, BLOCK: tl.constexpr):")
-    assert '"""Doubles a block."""' in text
-    assert text.endswith("2 * x)")
-    assert shown._repr_markdown_() == f"```python\n{text}\n```"
-    tuned = triton.heuristics({"BLOCK": lambda args: 8})(double)
-    assert repr(plot.source(tuned)) == text
-
-
-def test_source_refuses_what_has_none():
-    with pytest.raises(TypeError, match="source can be read"):
-        plot.source(len)
-    with pytest.raises(TypeError, match="source can be read"):
-        plot.source(3)
-
-
-def test_a_fence_is_longer_than_those_inside():
-    assert plot.Code("```", "python")._repr_markdown_().startswith("````python\n```\n")
-
-
-def test_diff_shows_what_changes_and_no_docstrings():
-    shown = plot.diff(double, triple)
-    assert repr(shown).splitlines() == [
-        f"--- {__name__}.double",
-        f"+++ {__name__}.triple",
-        " @triton.jit",
-        "-def double(x_ptr, BLOCK: tl.constexpr):",
-        "+def triple(x_ptr, BLOCK: tl.constexpr):",
-        "     offsets = tl.arange(0, BLOCK)",
-        "     x = tl.load(x_ptr + offsets)",
-        "-    tl.store(x_ptr + offsets, 2 * x)",
-        "+    tl.store(x_ptr + offsets, 3 * x)",
-    ]
-    assert shown._repr_markdown_().startswith("```diff\n---")
-    assert repr(plot.diff(double, double)) == ""
+    numbers = {4250.2: "4250", 66.04: "66.0", 0.5: "0.500", 0.0: "0", 12: "12.0"}
+    for number, text in numbers.items():
+        assert plot._number(number) == text
+    assert plot._number(math.inf) == "inf"
