@@ -52,14 +52,16 @@ lint: $(call ready,lint)
 	$(PY) -m ruff format --check .
 
 # The commit that rows are recorded under: asked for before anything is rewritten.
-COMMIT = $(or $(COURSE_COMMIT),$(shell git describe --always --dirty 2>/dev/null || echo unknown))
+# What recording itself rewrites does not make the commit dirty.
+COMMIT = $(or $(COURSE_COMMIT),$(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell \
+	  git status --porcelain -uno -- . ':!notebooks' 2>/dev/null | grep -q . && echo -dirty))
 # Of this GPU's record, what `make bench` measured stays; the notebooks measure the rest anew.
 BENCHMARKS = fastest.csv fastest_peers.csv flush.csv flush_dram.csv
 NEEDS_GPU = @$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
 	  { echo 'make $@ needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
 record: $(call ready,record)
 	$(NEEDS_GPU)
-	folder=$$($(PY) -c 'from kernels.lab import record; print(record.RECORDED / record._slug(record._gpu()["gpu"]))') && mkdir -p $$folder && \
+	folder=$$($(PY) -c 'from kernels.lab import record; print(record.folder())') && mkdir -p $$folder && \
 	  find $$folder -name '*.csv' $(BENCHMARKS:%=! -name '%') -delete
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m nbconvert --to notebook --execute --inplace \
 	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb

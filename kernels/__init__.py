@@ -31,15 +31,11 @@ del _backend
 # The registry has another package named `kernels`: Hugging Face's. Code that asks this
 # package for one of its names gets a sentence that says which package it has found.
 _HUGGING_FACE = (
-    *("Benchmark", "CUDAProperties", "Device", "FuncRepository", "KernelizeFallback"),
-    *("LayerRepository", "LoadedKernel", "LocalFuncRepository", "LocalLayerRepository"),
-    *("LockedFuncRepository", "LockedLayerRepository", "Metadata", "Mode", "RepoInfo"),
-    *("ROCMProperties", "VariantAccepted", "VariantRejected", "get_kernel"),
-    *("get_kernel_dep", "get_kernel_variants", "get_loaded_kernels", "kernelize"),
-    *("get_local_kernel", "get_locked_kernel", "has_kernel", "install_kernel"),
-    *("load_kernel", "register_kernel_mapping", "replace_kernel_forward_from_hub"),
+    *("Device", "FuncRepository", "LayerRepository", "LocalLayerRepository", "Mode"),
+    *("LocalFuncRepository", "LockedLayerRepository", "get_kernel", "kernelize"),
+    *("get_local_kernel", "get_locked_kernel", "has_kernel", "load_kernel"),
+    *("register_kernel_mapping", "replace_kernel_forward_from_hub"),
     *("use_kernel_forward_from_hub", "use_kernel_func_from_hub", "use_kernel_mapping"),
-    "use_kernelized_func",
 )
 
 

@@ -22,22 +22,19 @@ from kernels.online import exp_shifted_or_zero, merge, merge_axis
 from kernels.tiled import exp_shifted, load_or_neg_inf, opaque_move, row_shift
 from kernels.unaligned import alignment, edge_columns, split_row
 
-MAX_COLS = 2**27
-"""The longest row. All its parts should fit the GPU at once: see MAX_POLLS."""
-
+MAX_COLS = 2**27  # a row is only fast if all its parts fit the GPU at once
 FEW_BYTES = 12 * 2**20  # of a tensor: less does not fill the GPU
 MANY_BYTES = 2**27  # of a tensor: more than twice what all SMs hold
 LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
 
+# How often a program looks for the other parts' words; a look takes about 1 µs.
 MAX_POLLS = tl.constexpr(1 if backend.INTERPRETED else 1000)
-"""How often a program looks for the other parts' words, about 1 µs each time."""
-
 UNASSISTED_COLS = tl.constexpr(1024)
 
 
 @triton.jit
 def pack(value, tag):
-    """A float32 and a call's tag as one 64-bit word: both arrive together."""
+    """A float32 and a call's tag as one 64-bit word: they arrive together."""
     return (value.to(tl.int32, bitcast=True).to(tl.int64) << 32) | tag
 
 
@@ -64,14 +61,8 @@ def n_missing(max_words, sum_words, is_part, tag):
 def exchange(words_ptr, part, part_max, part_sum, tag, N_PARTS, BLOCK_PARTS):
     """Publishes a part's pair and waits for the pairs of all parts of its row.
 
-    Args:
-        words_ptr: the row's 2 * N_PARTS words: the maxima, then the sums.
-        part, part_max, part_sum: the part's number and pair.
-        tag, N_PARTS, BLOCK_PARTS: as in `softmax_kernel`.
-
-    Returns:
-        The parts' maxima, their sums, and the number of polls. After MAX_POLLS polls
-        some of the pairs may be missing.
+    Returns the parts' maxima, their sums, and the number of polls. After MAX_POLLS
+    polls some of the pairs may be missing.
     """
     tl.atomic_xchg(words_ptr + part, pack(part_max, tag), sem="relaxed")
     tl.atomic_xchg(words_ptr + N_PARTS + part, pack(part_sum, tag), sem="relaxed")
@@ -133,7 +124,7 @@ def softmax_kernel(
     Args:
         output_ptr, input_ptr: the tensors' first elements.
         words_ptr: 2 * N_PARTS words (int64) for each row: maxima, then sums.
-        tag: of this call, 32 bits; no word that an earlier call left has it.
+        tag: this call's; no earlier call's word has it.
         output_row_stride, input_row_stride, input_shift, n_cols: as in
             `kernels.unaligned`.
         N_PARTS: parts of a row. Neighbouring programs take neighbouring parts.
@@ -141,8 +132,7 @@ def softmax_kernel(
         BLOCK_PARTS: a power of two, at least N_PARTS.
         VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
-            the last part its tail, as in `kernels.unaligned`.
-        SAME_SHIFT: as in `kernels.unaligned`.
+            the last part its tail. SAME_SHIFT: as in `kernels.unaligned`.
     """
     row = (tl.program_id(0) // N_PARTS).to(tl.int64)
     part = tl.program_id(0) % N_PARTS
@@ -223,9 +213,7 @@ def choose_config(
     registers are capped, to keep as much of the matrix as possible in each SM. A tensor
     of less than FEW_BYTES has small parts instead, so that many SMs get one.
 
-    Args:
-        vector: from `tiled.choose_vector`; 1 means that rows have edges.
-        same_shift: as in `kernels.unaligned`.
+    `unaligned.alignment` returns `vector` and `same_shift`.
     """
     row_bytes = n_cols * element_size
     if n_rows * row_bytes < FEW_BYTES:
@@ -241,8 +229,8 @@ def choose_config(
     body = max(n_cols // vector * vector, 1) if edges else n_cols
     n_parts = triton.cdiv(body, block_cols)
     block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
-    layout = n_parts, block_cols, block_parts, vector, edges, same_shift
-    return Config(*layout, num_warps, maxnreg)
+    shape = n_parts, block_cols, block_parts
+    return Config(*shape, vector, edges, same_shift, num_warps, maxnreg)
 
 
 def launch_for(
@@ -251,9 +239,8 @@ def launch_for(
     """The launch that writes the softmax of x's rows to output.
 
     Args:
-        output, x: matrices of one shape and dtype, not empty, whose columns lie next to
-            each other. They must not share memory: a program that has waited in vain
-            reads the input again. They are not checked, and may be on "meta".
+        output, x: as for `kernels.tiled.launch_for`, and without common memory, because
+            a program that has waited in vain reads the input again.
         config: for the kernel, not checked; None lets `choose_config` choose.
     """
     n_rows, n_cols = x.shape

@@ -21,14 +21,9 @@ from kernels.lab.launch import CachedLaunch
 
 DTYPES = (*backend.DTYPES, torch.float64)
 
-LONGEST_TILE = 65536
-"""Bytes of the longest row that one program holds, where rows fill the GPU."""
-
-SHARED_ROW = 32768
-"""Bytes from which programs share a row where there are few rows."""
-
+LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
+SHARED_ROW = 32768  # the same where there are too few rows to fill the GPU
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
-"""The chapters whose kernels take matrices with adjacent columns."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -65,8 +60,7 @@ def softmax(
     """The softmax of x along a dimension.
 
     Works under `torch.compile`, which sees one operator, in CUDA graphs, and on several
-    streams at once. Nothing is tuned at the first call; each combination of dtype and
-    configuration is compiled once.
+    streams at once. Each combination of dtype and configuration is compiled once.
 
     Args:
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in
@@ -78,9 +72,7 @@ def softmax(
         out, or a new contiguous tensor of x's shape and dtype; empty if x is.
 
     Raises:
-        TypeError: x or out is not a tensor, or of another dtype.
-        ValueError: x or out is not on a GPU (on the CPU in the interpreter), or out is
-            not like x.
+        TypeError, ValueError: x or out is not such a tensor, or not where kernels run.
         IndexError: x has no such dimension.
         RuntimeError: out is given where a gradient is needed.
     """
@@ -141,8 +133,7 @@ def _prepare(
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Chooses a kernel for tensors like these, and prepares its launch.
 
-    A launch holds sizes and strides and takes the tensors as they are, because kernels
-    read no more of a tensor than its address.
+    The launch takes the tensors as they are: a kernel is passed only their addresses.
     """
     if x.numel() == 0:
         return lambda output, x: None

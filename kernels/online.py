@@ -23,9 +23,7 @@ from kernels.lab.launch import Launch, constants_of, pointer_to
 BLOCK_BYTES = 65536  # of a row, at most: 32 warps load 64 bytes in each thread
 BYTES_PER_WARP = 2048
 TILE_BYTES = 4096  # shorter rows share a tile
-LINE_BYTES = 128  # a cache line
-VECTOR_BYTES = 16  # the widest access of a thread
-
+LINE_BYTES, VECTOR_BYTES = 128, 16  # of a cache line, and of a thread's widest access
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -87,12 +85,10 @@ def softmax_kernel(
     """One program computes the softmax of ROWS rows, however long.
 
     Args:
-        output_ptr, input_ptr: the first elements of tensors (outer, n_cols, inner).
+        output_ptr, input_ptr: the first elements of tensors (outer, n_cols, n_inner).
         output_outer_stride, …, input_inner_stride: elements from one index to the next
             along each of the three dimensions.
-        n_rows: outer * inner. Row r is [r // n_inner, :, r % n_inner].
-        n_cols: the length of a row.
-        n_inner: the size of the inner dimension.
+        n_rows: outer * n_inner. Row r is [r // n_inner, :, r % n_inner].
         ROWS: rows that one program computes together, a power of two.
         BLOCK_COLS: columns in registers at a time, a power of two.
         ACCUMULATORS: running pairs of each row, a power of two, at most BLOCK_COLS.
@@ -193,7 +189,7 @@ def launch_for(
     Args:
         output, x: (outer, n_cols, inner), of one shape, not empty, any strides. float64
             is computed in float64. They are not checked, and may be on "meta".
-        config: for the kernel, not checked; None lets `choose_config` choose.
+        config: not checked; None lets `choose_config` choose.
     """
     n_rows, n_cols = x.shape[0] * x.shape[2], x.shape[1]
     if config is None:

@@ -20,12 +20,8 @@ import triton.language as tl
 from kernels.lab import backend
 from kernels.lab.launch import Launch, constants_of, pointer_to
 
-MAX_COLS = 32768
-"""The longest row: 32 warps hold it with 32 values in each thread."""
-
-MAX_ROWS = 2**31 - 1
-"""The most programs along a grid's first axis. A tile has at least one row."""
-
+MAX_COLS = 32768  # 32 warps hold the longest row with 32 values in each thread
+MAX_ROWS = 2**31 - 1  # the most programs of a grid; a tile has at least one row
 TILE_BYTES = 2048  # shorter rows share a tile
 BYTES_PER_WARP = 4096  # 128 bytes in each thread
 SHORT_BYTES = 384  # rows shorter than this may use accesses of two elements
@@ -151,9 +147,8 @@ def choose_vector(n_cols: int, element_size: int, *starts: int) -> int:
         element_size: bytes per element.
         starts: the strides of rows and the tensors' `row_shift`, in elements.
 
-    Returns:
-        16 bytes' worth of elements, or half as many, or 2 where rows are shorter than
-        SHORT_BYTES. If none of these divides n_cols and all starts, 1.
+    Returns the elements of 16 bytes, or half as many, or 2 where rows are shorter than
+    SHORT_BYTES. If none of these divides n_cols and all starts, 1.
     """
     widest = 16 // element_size
     short = [2] if n_cols * element_size < SHORT_BYTES else []
@@ -168,8 +163,8 @@ def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
     A tile has about TILE_BYTES or one row, and a warp for every BYTES_PER_WARP, up to 8
-    warps (16 for tiles of 128 KiB). Numerators are computed again where they would take
-    twice the registers of their 16-bit values in more than one warp.
+    warps (16 for tiles of 128 KiB). Numerators are computed again if values have 16
+    bits and the tile more than one warp.
     """
     block_cols, rest_cols = split_block(n_cols, vector)
     fitting = math.log2(TILE_BYTES / (n_cols * element_size))

@@ -41,10 +41,7 @@ from kernels.tiled import (
 def split_row(row_start, n_cols, VECTOR: tl.constexpr):
     """The lengths of a row's head and body; the tail is what remains.
 
-    Args:
-        row_start: the row's first element, counted from an aligned address.
-        n_cols: the length of the row.
-        VECTOR: elements of an aligned access, a power of two.
+    `row_start` is the row's first element, counted from an aligned address.
     """
     head = tl.minimum((-row_start).to(tl.int32) & (VECTOR - 1), n_cols)
     return head, (n_cols - head) & -VECTOR
@@ -54,11 +51,8 @@ def split_row(row_start, n_cols, VECTOR: tl.constexpr):
 def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
     """The columns of a row's head and tail, and which of them exist.
 
-    Args:
-        edge: 0 to 2 * VECTOR - 1. The first half is for the head, the second half for
-            the tail.
-        head, body: from `split_row`.
-        n_cols, VECTOR: as there.
+    `edge` counts from 0 to 2 * VECTOR - 1: the first half is for the head, the second
+    half for the tail.
     """
     is_head = edge < VECTOR
     cols = tl.where(is_head, edge, head + body + edge - VECTOR)
@@ -151,23 +145,13 @@ class Config(tiled.Config):
 def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
     """How the rows of two matrices lie in memory.
 
-    Returns:
-        `tiled.choose_vector` of both, which is 1 where rows start anywhere, and whether
-        the output's rows start as far from aligned addresses as x's (SAME_SHIFT).
+    Returns `tiled.choose_vector` of both, which is 1 where rows start anywhere, and
+    whether the output's rows start as far from aligned addresses as x's (SAME_SHIFT).
     """
     output_row, input_row = ((t.stride(0), row_shift(t)) for t in (output, x))
     starts = (*output_row, *input_row)
     vector = choose_vector(x.shape[1], x.element_size(), *starts)
     return vector, output_row == input_row
-
-
-def widest_vector(n_cols: int, element_size: int) -> int:
-    """The elements of 16 bytes; at most 4 where rows are shorter than SHORT_BYTES.
-
-    Short rows consist of little but their ends, whose block is 2 * VECTOR wide.
-    """
-    widest = 16 // element_size
-    return min(widest, 4) if n_cols * element_size < SHORT_BYTES else widest
 
 
 @functools.lru_cache(maxsize=4096)
@@ -176,8 +160,12 @@ def choose_config(n_cols: int, element_size: int, same_shift: bool) -> Config:
 
     As in `kernels.tiled`, but a tile has at most TILE_BYTES or one row. Tiles of 16 KiB
     and more have a warp for every two BYTES_PER_WARP; tiles of short rows have 2 warps.
+    In short rows an access has at most 4 elements, because the block of their two ends
+    is 2 * VECTOR wide.
     """
-    vector = widest_vector(n_cols, element_size)
+    vector = 16 // element_size
+    if n_cols * element_size < SHORT_BYTES:
+        vector = min(vector, 4)
     body = max(n_cols // vector * vector, 1)
     block_cols, rest_cols = split_block(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size

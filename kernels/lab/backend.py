@@ -85,19 +85,10 @@ if INTERPRETED:  # NumPy warns of inf - inf; a GPU makes its NaN in silence
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _limit_memory(gigabytes: str) -> None:
-    """Limits this process to so many GB (1e9 bytes) of the GPU's memory."""
-    if not gigabytes.replace(".", "", 1).isdecimal() or float(gigabytes) == 0:
-        raise ValueError(
-            f"COURSE_GPU_GB must be a number of GB such as 14, got {gigabytes!r}"
-        )
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    share = float(gigabytes) * 1e9 / total
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
-
-
 if os.environ.get("COURSE_GPU_GB") and not INTERPRETED and not obstacle():
-    _limit_memory(os.environ["COURSE_GPU_GB"])
+    from kernels.lab.description import limit_memory
+
+    limit_memory(os.environ["COURSE_GPU_GB"])
 
 
 @functools.cache
@@ -125,13 +116,6 @@ def describe(*needs: str) -> str:
     from kernels.lab import description  # only notebooks and tests need it
 
     return description.describe(*needs)
-
-
-def driver_version() -> str:
-    """The NVIDIA driver's version, such as "580.159.04", or "unknown"."""
-    from kernels.lab import description
-
-    return description.nvidia_smi("driver_version") or "unknown"
 
 
 def validate(

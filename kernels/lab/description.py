@@ -58,7 +58,7 @@ def describe(*needs: str) -> str:
             "TRITON_INTERPRET turns the interpreter off, and PyTorch finds no GPU: "
             f"kernels can be compiled here, and not run ({versions})."
         )
-    versions = f"driver {backend.driver_version()}, {versions}"
+    versions = f"driver {driver_version()}, {versions}"
     if limit := os.environ.get("COURSE_GPU_GB"):
         versions = f"at most {limit} GB of its memory, {versions}"
     name = torch.cuda.get_device_name()
@@ -82,6 +82,22 @@ def describe(*needs: str) -> str:
             ),
         ]
     )
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, such as "580.159.04", or "unknown"."""
+    return nvidia_smi("driver_version") or "unknown"
+
+
+def limit_memory(gigabytes: str) -> None:
+    """Limits this process to so many GB (1e9 bytes) of the GPU's memory."""
+    if not gigabytes.replace(".", "", 1).isdecimal() or float(gigabytes) == 0:
+        raise ValueError(
+            f"COURSE_GPU_GB must be a number of GB such as 14, got {gigabytes!r}"
+        )
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    share = float(gigabytes) * 1e9 / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
 
 def nvidia_smi(field: str) -> str:

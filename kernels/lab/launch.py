@@ -9,8 +9,7 @@ A `Launch` holds no tensors. So it can be made from tensors on the "meta" device
 have a shape, strides and a dtype, but no memory. That is how the course compiles and
 explains launches on matrices that would not fit this machine.
 
-Weighed: `triton.JITFunction.preload` and Triton's ahead-of-time tools prepare a kernel
-too, but each for one purpose, and from a signature that is written out by hand.
+Weighed: Triton's `preload` and its ahead-of-time tools (from a signature by hand).
 """
 
 import functools
@@ -49,8 +48,7 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
     return Pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
-OPTIONS = ("num_warps", "num_stages", "maxnreg")
-"""Fields of a configuration that are options of the launch, not constexprs."""
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
 
 def constants_of(config: Any) -> dict[str, Any]:
@@ -143,8 +141,7 @@ class CachedLaunch:
 
 # ---- memory that the programs of one call share --------------------------------------
 
-LAST_TAG = 2**31 - 1
-"""Tags are 1 to this: 31 bits, and never 0, which is what a cleared word holds."""
+LAST_TAG = 2**31 - 1  # tags are 1 to this; 0 is what a cleared word holds
 
 
 @dataclass(frozen=True)
@@ -206,5 +203,5 @@ class StreamWords:
 
 @functools.cache
 def words_of(device_index: int, stream: int) -> StreamWords:
-    """Returns the words of a stream, which is named by its handle."""
+    """The words of a stream, which is named by its handle."""
     return StreamWords()

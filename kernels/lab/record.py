@@ -35,7 +35,7 @@ import pandas as pd
 import torch
 import triton
 
-from kernels.lab import backend, gpu
+from kernels.lab import backend, description, gpu
 from kernels.lab import clock as clocks
 from kernels.lab.clock import Times
 from kernels.lab.frames import (
@@ -387,7 +387,7 @@ def _words(key: Sequence[Any]) -> str:
 
 @functools.cache
 def _gpu() -> dict[str, str]:
-    return {"gpu": torch.cuda.get_device_name(), "driver": backend.driver_version()}
+    return {"gpu": torch.cuda.get_device_name(), "driver": description.driver_version()}
 
 
 @functools.cache
@@ -432,9 +432,14 @@ def _path(folder: str, name: str) -> Path:
     return RECORDED / folder / f"{name}.csv"
 
 
+def folder() -> Path:
+    """The folder of this machine's GPU; `make record` empties it."""
+    return RECORDED / _slug(_gpu()["gpu"])
+
+
 def _own(name: str) -> Path:
     """The file of this machine's GPU."""
-    return _path(_slug(_gpu()["gpu"]), name)
+    return _path(folder().name, name)
 
 
 def _readable(name: str) -> Path:
