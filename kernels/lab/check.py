@@ -1,21 +1,23 @@
-"""The adversarial checker: tries a softmax on everything that breaks softmax.
+"""The adversarial checker: tries a softmax on inputs that break softmaxes.
 
 A kernel that is right on one random matrix may still read a neighbour's memory, write
-past a row's end or lose a NaN. `check.softmax` tries plain inputs first, stops at the
-first that goes wrong and says what it found.
+past a row's end or lose a NaN. `check.softmax` tries plain inputs first, then odd ones.
+It stops at the first input that goes wrong and says what it found.
 
-Values are compared with PyTorch's softmax, in float64, of the same rounded input. That
-alone would miss much, so three traps are set as well:
+Values are compared with PyTorch's softmax of the same rounded input, in float64. This
+comparison alone would miss much, so three traps are set as well:
 
-- Guard bands: input and output lie inside larger buffers that must stay intact. For the
-  output, `torch.empty_like` and its kin are intercepted while the function runs. (Code
-  made by `torch.compile` allocates by other means, and gets no bands.)
+- Guard bands. Input and output lie inside larger buffers that must stay as they are. To
+  give the output such a buffer, `torch.empty_like` and its kin are intercepted while
+  the function runs. (Code from `torch.compile` allocates by other means, so its output
+  has no guard bands.)
 - Poison around the input: NaN, which spoils every sum that it enters.
-- Poison in the output: 54272, until it is overwritten. It is exact in all three dtypes,
-  too large for a softmax and, unlike the usual NaN, wrong even where NaN is right.
+- Poison in the output: 54272, until the function overwrites it. All three dtypes hold
+  54272 exactly. It is too large for a softmax. And it is wrong even where NaN is right,
+  so that an element that nobody wrote is always seen.
 
-Beside it, `torch.testing.assert_close` compares values, and NVIDIA's compute-sanitizer
-finds accesses outside an allocation, on a GPU; neither knows what to try.
+Weighed: `torch.testing.assert_close` compares values, and NVIDIA's compute-sanitizer
+finds accesses outside an allocation, on a GPU. Neither knows which inputs to try.
 """
 
 import functools
@@ -29,9 +31,9 @@ from enum import StrEnum
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.lab import backend
+from kernels.lab.guards import POISON, GuardAllocations, Guarded
 
 Softmax = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,7 +48,7 @@ ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 781, 1823)
 
 MARGIN = 16  # columns of poison on each side of a sliced row
 
-# Strides, and the offset from an aligned address, in elements.
+# For a shape: the strides, and the first element's offset from an aligned address.
 LAYOUTS: dict[str, Callable[[int, int], tuple[tuple[int, int], int]]] = {
     "contiguous": lambda n_rows, n_cols: ((max(n_cols, 1), 1), 0),
     "sliced": lambda n_rows, n_cols: ((n_cols + 2 * MARGIN, 1), MARGIN),
@@ -63,10 +65,10 @@ def _put(row: torch.Tensor, where: slice, value: float) -> torch.Tensor:
     return row
 
 
-# Kinds of rows, each made from normally distributed numbers.
+# Kinds of rows, and how to make each from normally distributed numbers.
 VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normal": lambda row: row,
-    "ramp from 0 to -100": lambda row: torch.linspace(0, -100, len(row)),
+    "ramp from 0 to -100": lambda row: torch.linspace(0, -100, len(row)).to(row),
     "constant": lambda row: torch.full_like(row, 3.25),
     "shifted by +1e4": lambda row: 8 * row + 1e4,
     "shifted by -1e4": lambda row: 8 * row - 1e4,
@@ -87,9 +89,9 @@ class _Case:
     n_cols: int
     dtype: torch.dtype
     layout: str
-    kinds: tuple[str, ...]  # of each row
+    kinds: tuple[str, ...]  # one for each row
 
-    def input(self) -> "_Guarded":
+    def input(self) -> Guarded:
         generator = torch.Generator().manual_seed(10_000 * self.n_rows + self.n_cols)
         values = torch.randn(self.n_rows, self.n_cols, generator=generator)
         for row, kind in zip(values, self.kinds, strict=True):
@@ -97,7 +99,7 @@ class _Case:
         size = (self.n_rows, self.n_cols)
         strides, offset = LAYOUTS[self.layout](*size)
         where = {"dtype": self.dtype, "device": backend.DEVICE}
-        guarded = _Guarded(size, strides, poison=float("nan"), offset=offset, **where)
+        guarded = Guarded(size, strides, poison=float("nan"), offset=offset, **where)
         first = guarded.tensor[:1] if self.layout == "broadcast" else guarded.tensor
         first.copy_(values[: len(first)])
         return guarded
@@ -106,10 +108,12 @@ class _Case:
 def _plan(
     dtypes: Sequence[torch.dtype], layouts: Sequence[str], max_cols: int | None
 ) -> list[_Case]:
-    """The inputs to try, from plain to odd.
+    """Returns the inputs to try, from plain to odd.
 
-    They pair what matters instead of combining everything: each row costs milliseconds
-    in the interpreter, each new width, dtype or alignment a compilation on a GPU.
+    Not every combination is tried. Each row costs milliseconds in the interpreter, and
+    each new width, dtype or alignment costs a compilation on a GPU. So every dtype and
+    layout meets every kind of row at one small shape, and the many shapes take dtypes
+    and layouts in turns.
     """
     columns = [n for n in COLUMNS if max_cols is None or n <= max_cols]
     if max_cols is not None:
@@ -139,86 +143,6 @@ def _plan(
     return list(dict.fromkeys(cases))
 
 
-# ---- traps ---------------------------------------------------------------------------
-
-GUARD = 8192  # elements on each side; as bytes, a multiple of any alignment
-POISON = 54272.0
-BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Guarded:
-    """A tensor inside a larger buffer, the whole of which is poisoned."""
-
-    def __init__(
-        self,
-        size: Sequence[int],
-        strides: Sequence[int],
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        poison: float,
-        offset: int = 0,
-    ) -> None:
-        self.start = GUARD + offset
-        self.last = sum(max(n - 1, 0) * s for n, s in zip(size, strides, strict=True))
-        length = 2 * self.start + self.last + 1
-        self.buffer = torch.full((length,), poison, dtype=dtype, device=device)
-        self.view = (size, strides, self.start)
-        self.tensor = self.buffer.as_strided(*self.view)
-
-    def arm(self) -> "_Guarded":
-        self.before = self.buffer.clone()
-        return self
-
-    def damage(self) -> tuple[bool, list[int]]:
-        """Whether the tensor changed, and the offsets of what changed outside it.
-
-        Offsets are elements from the tensor's first; bits are compared, not values.
-        """
-        bits = BITS[self.buffer.itemsize]
-        changed = self.before.view(bits) != self.buffer.view(bits)
-        if not changed.any():
-            return False, []
-        inside = changed.as_strided(*self.view).any().item()
-        places = torch.arange(len(changed), device=changed.device)
-        changed[places.as_strided(*self.view).reshape(-1)] = False
-        return inside, (changed.nonzero().flatten() - self.start).tolist()
-
-
-_aten = torch.ops.aten
-EMPTY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted)
-EMPTY += (_aten.new_empty, _aten.new_empty_strided)
-FILLED = (_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.full, _aten.full_like)
-FILLED += (_aten.clone,)
-
-
-class _GuardAllocations(TorchDispatchMode):
-    """While active, gives the tensors that PyTorch allocates guard bands and poison."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.allocated: list[_Guarded] = []
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True  # or torch.compile would quietly run what it has not compiled
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        made = func(*args, **(kwargs or {}))
-        packet = func.overloadpacket
-        if packet not in EMPTY + FILLED or made.itemsize not in BITS:
-            return made
-        where = {"dtype": made.dtype, "device": made.device}
-        poison = POISON if made.is_floating_point() else 85
-        guarded = _Guarded(made.size(), made.stride(), poison=poison, **where)
-        if packet in FILLED:
-            guarded.tensor.copy_(made)
-        self.allocated.append(guarded.arm())
-        return guarded.tensor
-
-
 # ---- what is demanded ----------------------------------------------------------------
 
 
@@ -226,10 +150,12 @@ class _GuardAllocations(TorchDispatchMode):
 class Tolerance:
     """How far a result may be from the float64 softmax of the same input.
 
+    All in units of eps, the dtype's gap between 1 and the next number.
+
     Attributes:
-        relative: of each value, in units of the dtype's eps.
-        absolute: of each value, in units of eps.
-        total: of a row's sum from 1, in units of eps.
+        relative: allowed error of a value, as a share of the value.
+        absolute: allowed error of a value beside that share.
+        total: allowed distance of a row's sum from 1.
     """
 
     relative: float
@@ -237,19 +163,19 @@ class Tolerance:
     total: float
 
 
-# eps is a dtype's gap between 1 and the next number. Rounding errs by eps/2 at most, as
-# a share of the value: so does a float32 result that is rounded once to float16 or
-# bfloat16. Eager operations round four times, and the rounding of d = max(x) - x comes
-# out multiplied by d: (d + 3) eps/2 in all. That exceeds 4 eps only beyond d = 5, by a
-# share of exp(-d) which eps/256 makes up for. In float32 each step of the exponential
-# and of a long sum adds its own rounding: 16 eps. In the sum of a row of float16 or
-# bfloat16 errors of either sign meet, so that it is held to 2 eps.
+# Rounding a number to a dtype errs by at most eps/2, as a share of the number. A result
+# in float32 that is rounded once to float16 or bfloat16 errs by no more. Eager lines
+# round four times, and the rounding of d = max(x) - x is multiplied by d when the
+# exponential is taken: (d + 3) eps/2 in all. That exceeds 4 eps only where d is above
+# 5, and there by a share of exp(-d), for which eps/256 is enough. In float32 each step
+# of the exponential and of a long sum adds its own rounding: 16 eps. In the sum of a
+# row of float16 or bfloat16, errors of both signs cancel, so the sum is held to 2 eps.
 TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float32: Tolerance(relative=16, absolute=1 / 256, total=16),
     torch.float16: Tolerance(relative=4, absolute=1 / 256, total=2),
     torch.bfloat16: Tolerance(relative=4, absolute=1 / 256, total=2),
 }
-TRUNCATION = 2  # truncating errs by up to eps where rounding errs by eps/2
+TRUNCATION = 2  # truncating errs by up to eps, rounding by up to eps/2
 
 
 def _eps(dtype: torch.dtype) -> float:
@@ -258,7 +184,7 @@ def _eps(dtype: torch.dtype) -> float:
 
 
 class Fault(StrEnum):
-    """Everything that `softmax` can find fault with."""
+    """What can be wrong with a softmax."""
 
     RAISED = "raised an exception"
     NO_TENSOR = "did not return a tensor"
@@ -280,14 +206,14 @@ class Failure:
     """The first case that went wrong.
 
     Attributes:
-        function: the name of what was tried.
+        function: the name of the function that was tried.
         fault: what is wrong.
-        shape, dtype, layout: of the input.
-        values: kind of the failing row, or of the input's rows.
-        got, expected: numbers, or words where the fault is not in a value.
-        tolerance: how far apart they may be; None where nothing is near enough.
-        row, col: of the first wrong element; None where the fault has no place.
-        wrong: number of wrong elements, or rows where the fault is a row's sum.
+        shape, dtype, layout: what the input was like.
+        values: the kind of the failing row, or the kinds of the input's rows.
+        got, expected: numbers, or words where the fault is not a number.
+        tolerance: how far got may be from expected; None if no distance is allowed.
+        row, col: the place of the first wrong element; None where there is no place.
+        wrong: the number of wrong elements, or of rows if a row's sum is wrong.
     """
 
     function: str
@@ -319,18 +245,20 @@ class Failure:
         lines.append(f"  got       {_number(self.got)}")
         lines.append(f"  expected  {_number(self.expected)}")
         if self.tolerance is not None:
-            lines[-1] += f", give or take {self.tolerance:.2g}"
+            lines[-1] += f" ± {self.tolerance:.2g}"
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was tried; true where everything passed.
+    """What was tried. It is true if all inputs passed.
 
     Attributes:
-        function: the name of what was tried.
-        cases: number of inputs that were to be tried.
-        failure: the first that went wrong, None where all passed.
+        function: the name of the function that was tried.
+        cases: the number of inputs, those after a failure included.
+        dtypes, layouts: of the inputs.
+        most_rows, most_cols: the largest sizes of the inputs.
+        failure: the first failure; None if all inputs passed.
     """
 
     function: str
@@ -357,8 +285,8 @@ class Summary:
         ]
         if backend.INTERPRETED and torch.bfloat16 in self.dtypes:
             lines.append(
-                "In the interpreter float32 becomes bfloat16 by truncation, not by "
-                "rounding: bfloat16's tolerance is doubled here."
+                "The interpreter converts float32 to bfloat16 by truncation, not by "
+                "rounding, so bfloat16's tolerance is doubled here."
             )
         return "\n".join(lines)
 
@@ -383,26 +311,27 @@ def softmax(
     layouts: Iterable[str] = tuple(LAYOUTS),
     max_cols: int | None = None,
 ) -> Summary:
-    """Tries a softmax over the rows of a matrix on a few hundred adversarial inputs.
+    """Tries a softmax over the rows of a matrix on more than 150 adversarial inputs.
 
-    Prints the first failure, if there is one; nothing that the function does wrong is
-    raised. The inputs are the same on every machine.
+    Prints the first failure, if there is one. Exceptions of the function are failures
+    too and are not raised. The inputs are the same on every machine.
 
     Args:
         function: takes x (n_rows, n_cols) and returns its softmax along dim 1 in a new
             tensor of the same shape, dtype and device.
-        dtypes: of x, out of float32, float16 and bfloat16.
-        layouts: of x, out of "contiguous", "sliced" (columns of a wider matrix),
-            "transposed", "broadcast" (one row, many times) and "offset" (at an address
-            that is no multiple of 16 bytes).
-        max_cols: the longest row that the function takes; None means any.
+        dtypes: the dtypes of x to try: float32, float16, bfloat16.
+        layouts: the layouts of x to try: "contiguous", "sliced" (columns of a wider
+            matrix), "transposed", "broadcast" (one row, repeated) and "offset" (at an
+            address that is not a multiple of 16 bytes).
+        max_cols: the longest row that the function takes; None means any length.
 
     Returns:
-        A summary that is true if all inputs passed.
+        A summary, which is true if all inputs passed.
 
     Raises:
         TypeError: the function is not callable.
-        ValueError: an unknown dtype or layout, none at all, or max_cols below 1.
+        ValueError: a dtype or a layout is unknown, there is none, or max_cols is below
+            1.
     """
     if not callable(function):
         raise TypeError(
@@ -427,7 +356,7 @@ def softmax(
 def _chosen(argument: str, chosen: Iterable, known: tuple) -> tuple:
     chosen = tuple(dict.fromkeys(chosen))
     if not chosen or not set(chosen) <= set(known):
-        raise ValueError(f"{argument} must be some of {known}, got {chosen}")
+        raise ValueError(f"{argument} must be among {known}, got {chosen}")
     return chosen
 
 
@@ -440,7 +369,7 @@ def _name_of(function: Any) -> str:
 
 
 def _failure(function: Softmax, name: str, case: _Case) -> Failure | None:
-    """Calls the function on one input; returns what is wrong with what it did."""
+    """Calls the function on one input, and returns what went wrong, if anything."""
     kinds = tuple(dict.fromkeys(case.kinds))
     fail = functools.partial(
         Failure,
@@ -452,11 +381,11 @@ def _failure(function: Softmax, name: str, case: _Case) -> Failure | None:
     )
     trap = case.input().arm()
     x = trap.tensor
-    with _GuardAllocations() as guards:
+    with GuardAllocations() as guards:
         try:
             output = function(x)
             if x.is_cuda:
-                torch.cuda.synchronize()  # or a failed launch is reported later
+                torch.cuda.synchronize()  # so that a failed launch is reported here
         except Exception as error:
             words = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
             return fail(fault=Fault.RAISED, got=words, expected="a tensor")
@@ -481,7 +410,7 @@ def _failure(function: Softmax, name: str, case: _Case) -> Failure | None:
         _, stray = allocated.damage()
         if stray:
             own = storage == allocated.buffer.untyped_storage().data_ptr()
-            what = "the output" if own else "a scratch tensor"
+            what = "the output" if own else "another tensor"
             return fail(fault=Fault.STRAY, **_stray(what, allocated, stray))
 
     return _wrong_value(fail, case, x, output)
@@ -494,7 +423,7 @@ _ALIKE: dict[Fault, Callable[[torch.Tensor], str]] = {
 }
 
 
-def _stray(what: str, trap: _Guarded, offsets: list[int]) -> dict[str, str]:
+def _stray(what: str, trap: Guarded, offsets: list[int]) -> dict[str, str]:
     more = f" and {len(offsets) - 1} more" if len(offsets) > 1 else ""
     expected = f"writes to elements only, the last at offset {trap.last}"
     return {
@@ -506,7 +435,7 @@ def _stray(what: str, trap: _Guarded, offsets: list[int]) -> dict[str, str]:
 def _wrong_value(
     fail: Callable[..., Failure], case: _Case, x: torch.Tensor, output: torch.Tensor
 ) -> Failure | None:
-    """Compares with the softmax of x in float64; returns the first difference."""
+    """Compares with the softmax of x in float64, and returns the first difference."""
     expected = torch.softmax(x.cpu().double(), dim=1)
     got = output.detach().cpu().double()
     allowed, eps = TOLERANCES[case.dtype], _eps(case.dtype)
@@ -544,10 +473,11 @@ def _wrong_value(
         fault = Fault.NOT_NAN
     else:
         fault = Fault.VALUE
+    unwritten = f"{POISON:.0f}, which was there before the call"
     return fail(
         fault=fault,
         col=col,
-        got=found,
+        got=unwritten if fault is Fault.UNWRITTEN else found,
         expected=right,
         tolerance=None if math.isnan(right) else tolerance[row, col].item(),
         wrong=int(wrong.sum()),

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.lab import backend, check
 from kernels.lab.check import INF, Fault
+from kernels.lab.guards import GuardAllocations
 
 
 @triton.jit
@@ -102,7 +103,7 @@ def test_right_softmax_passes(function, capsys):
     assert capsys.readouterr().out == ""
     first, *_, last = str(summary).splitlines()
     assert first == f"{function.__name__} passes all {summary.cases} cases"
-    assert last.startswith("In the interpreter") == backend.INTERPRETED
+    assert last.startswith("The interpreter") == backend.INTERPRETED
 
 
 # ---- wrong kernels, each with the fault to be found ----------------------------------
@@ -290,8 +291,8 @@ row_softmax: left output unwritten
   input     13 × 10, float32, contiguous
   values    normal
   first at  row 0, column 9: 13 of 130 wrong
-  got       54272
-  expected  0.58684, give or take 1.1e-06
+  got       54272, which was there before the call
+  expected  0.58684 ± 1.1e-06
 """
     assert capsys.readouterr().out == text
     assert f"{summary.failure}\n" == text
@@ -432,7 +433,7 @@ def test_compiled_functions_are_checked_as_compiled():
 
 
 def test_tensors_made_by_the_function_keep_their_form():
-    with check._GuardAllocations() as guards:
+    with GuardAllocations() as guards:
         made = torch.empty_strided((3, 5), (1, 3), dtype=torch.float16)
         copy = torch.arange(6).view(2, 3).clone()
     assert (made.shape, made.stride(), made.dtype) == ((3, 5), (1, 3), torch.float16)

@@ -1,0 +1,94 @@
+"""Memory that shows where a function writes: guard bands and poison.
+
+A tensor inside a larger buffer, its guard bands, must leave the buffer as it is. Poison
+fills the tensor until something else is written. `check.softmax` lays its input into
+such a buffer, and gives one to every tensor that the checked function allocates.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+GUARD = 8192  # elements on each side; their bytes are a multiple of any alignment
+POISON = 54272.0
+"""What output holds until it is overwritten: exact in float16, bfloat16 and float32."""
+
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Guarded:
+    """A tensor inside a larger buffer; both are filled with poison."""
+
+    def __init__(
+        self,
+        size: Sequence[int],
+        strides: Sequence[int],
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        poison: float,
+        offset: int = 0,
+    ) -> None:
+        self.start = GUARD + offset
+        self.last = sum(max(n - 1, 0) * s for n, s in zip(size, strides, strict=True))
+        length = 2 * self.start + self.last + 1
+        self.buffer = torch.full((length,), poison, dtype=dtype, device=device)
+        self.view = (size, strides, self.start)
+        self.tensor = self.buffer.as_strided(*self.view)
+
+    def arm(self) -> "Guarded":
+        """Remembers what the buffer holds now, for `damage` to compare with."""
+        self.before = self.buffer.clone()
+        return self
+
+    def damage(self) -> tuple[bool, list[int]]:
+        """Compares the buffer with what it held when it was armed, bit by bit.
+
+        Returns:
+            Whether an element of the tensor changed, and the places outside the tensor
+            that changed, as offsets in elements from the tensor's first element.
+        """
+        bits = BITS[self.buffer.itemsize]
+        changed = self.before.view(bits) != self.buffer.view(bits)
+        if not changed.any():
+            return False, []
+        inside = changed.as_strided(*self.view).any().item()
+        places = torch.arange(len(changed), device=changed.device)
+        changed[places.as_strided(*self.view).reshape(-1)] = False
+        return inside, (changed.nonzero().flatten() - self.start).tolist()
+
+
+_aten = torch.ops.aten
+EMPTY = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted)
+EMPTY += (_aten.new_empty, _aten.new_empty_strided)
+FILLED = (_aten.zeros, _aten.zeros_like, _aten.new_zeros, _aten.full, _aten.full_like)
+FILLED += (_aten.clone,)
+
+
+class GuardAllocations(TorchDispatchMode):
+    """While active, every tensor that PyTorch allocates gets guard bands and poison."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocated: list[Guarded] = []
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # otherwise torch.compile runs the function without compiling it
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        packet = func.overloadpacket
+        if packet not in EMPTY + FILLED or made.itemsize not in BITS:
+            return made
+        where = {"dtype": made.dtype, "device": made.device}
+        poison = POISON if made.is_floating_point() else 85
+        guarded = Guarded(made.size(), made.stride(), poison=poison, **where)
+        if packet in FILLED:
+            guarded.tensor.copy_(made)
+        self.allocated.append(guarded.arm())
+        return guarded.tensor
