@@ -306,22 +306,31 @@ def test_tags_fit_the_words_that_a_call_asks_for_when_they_come_again():
     assert (len(words), tag, words.any().item()) == (128, 1, False)
 
 
-def test_threads_on_one_stream_get_what_they_ask_for(monkeypatch):
-    """A thread that asks for little may replace what another is about to take."""
-    stream, other = StreamWords(), None
+class Contested(StreamWords):
+    """Words that another thread replaces by fewer after each look and each store."""
 
-    def zeros(size, **where):
-        nonlocal other
-        made = torch.empty(size, **where).zero_()
-        if other is None:  # while this thread allocates, another one takes fewer
-            other = "asked"
-            other = stream.take(4, CPU)
-        return made
+    def fewer(self):
+        self.pair = torch.zeros(4, dtype=torch.int64), itertools.count(1)
 
-    monkeypatch.setattr(launch.torch, "zeros", zeros)
+    @property
+    def current(self):
+        pair = self.pair
+        self.fewer()
+        return pair
+
+    @current.setter
+    def current(self, pair):
+        self.pair = pair
+        self.fewer()
+
+
+@pytest.mark.parametrize("n_there", [0, 2048])
+def test_another_thread_cannot_take_a_call_s_words(n_there):
+    stream = Contested()
+    there = torch.zeros(n_there, dtype=torch.int64)
+    stream.pair = there, itertools.count(7)
     words, tag = stream.take(2048, CPU)
-    assert len(words) >= 2048 and len(other[0]) >= 4
-    assert tag != other[1]
+    assert (len(words), tag) == (2048, 7)
 
 
 def test_many_threads_on_one_stream():
