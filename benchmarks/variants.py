@@ -1,7 +1,8 @@
 """The kernel of chapter `online` with one thing changed, and its three-pass forerunner.
 
-Chapter `online` measures what each of its decisions is worth: `ONLINE` has a softmax for
-each. `three_pass` reads a row for its maximum, then for its sum, then for its values.
+Chapter `online` measures what each of its decisions is worth: `ONLINE` has a softmax
+for each. `three_pass` reads a row for its maximum, then for its sum, then for its
+values.
 """
 
 import dataclasses
@@ -92,10 +93,11 @@ def changed(x: torch.Tensor, **changes: Any) -> torch.Tensor:
     """`online.softmax` with some fields of its configuration replaced.
 
     Args:
-        x: (M, N), as for `online.softmax`, not empty.
+        x: (M, N), as for `online.softmax`.
         changes: fields of `online.Config` and their values, such as accumulators=1.
     """
-    config = online.choose_config(*x.shape, x.element_size())
+    n_rows, n_cols = (max(size, 1) for size in x.shape)  # an empty matrix has a config
+    config = online.choose_config(n_rows, n_cols, x.element_size())
     return online.softmax(x, config=dataclasses.replace(config, **changes))
 
 

@@ -5,11 +5,12 @@ on the GPU itself, where loads are wide and programs run at the same time.
 """
 
 import importlib
+import inspect
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,9 @@ import triton.language as tl
 
 import kernels
 from benchmarks import variants
-from kernels import cooperative, tiled
+from kernels import cooperative, fastest, tiled
 from kernels.lab import backend
-
-pytestmark = pytest.mark.gpu
+from tests.helpers import FakeKernel, assert_right, matrix
 
 LIMIT_S = 300
 
@@ -39,36 +39,34 @@ def stray() -> None:
     torch.cuda.synchronize()
 
 
-def softmaxes() -> Iterator:
+def softmaxes() -> Iterator[tuple[Callable, tuple[int, int]]]:
     """(function, shape) of every kernel."""
     for stem in kernels.CHAPTERS:
         module = importlib.import_module(f"kernels.{stem}")
         if hasattr(module, "softmax"):
             yield module.softmax, (3, 2049)
     yield variants.three_pass, (3, 2049)
-    yield tiled.softmax, (3, 2048)  # rows that are aligned: wide accesses
-    yield cooperative.softmax, (2, 40_001)  # several programs for a row
+    yield tiled.softmax, (3, 2560)  # wide accesses, two blocks
+    for n_cols in (40_000, 40_001):  # several programs for a row
+        yield cooperative.softmax, (2, n_cols)
 
 
 def every_kernel() -> None:
     for softmax, shape in softmaxes():
         for dtype in (torch.float32, torch.bfloat16):
             x = torch.randn(shape, device=backend.DEVICE).to(dtype)
-            y = softmax(x).double()
-            wanted = torch.softmax(x.double(), 1)
-            torch.testing.assert_close(y, wanted, rtol=0.02, atol=1e-6)
+            assert_right(softmax(x), x)
     torch.cuda.synchronize()
 
 
-def sanitized(function) -> subprocess.CompletedProcess:
+def sanitized(function: Callable[[], None]) -> subprocess.CompletedProcess:
     """Calls a function of this module under memcheck, each tensor an allocation."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(tool).exists():
         pytest.skip("needs NVIDIA's compute-sanitizer")
-    here = Path(__file__)
-    path = os.pathsep.join([str(here.parent), str(here.parents[1])])
-    changed = {"PYTHONPATH": path, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    call = f"import {here.stem}; {here.stem}.{function.__name__}()"
+    changed = {"PYTHONPATH": str(backend.ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    name = function.__name__
+    call = f"import kernels; from {__name__} import {name}; {name}()"
     options = ["--tool", "memcheck", "--error-exitcode", "86"]
     return subprocess.run(
         [tool, *options, sys.executable, "-c", call],
@@ -79,13 +77,31 @@ def sanitized(function) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.gpu
 def test_a_stray_write_is_found():
     done = sanitized(stray)
     assert done.returncode != 0, done.stdout + done.stderr
     assert "Invalid __global__ write" in done.stdout
 
 
+@pytest.mark.gpu
 def test_every_kernel_is_clean():
     done = sanitized(every_kernel)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "ERROR SUMMARY: 0 errors" in done.stdout
+
+
+def test_every_kernel_is_among_them(monkeypatch):
+    modules = [importlib.import_module(f"kernels.{stem}") for stem in kernels.CHAPTERS]
+    found = {}
+    for module in (*modules, variants):
+        for name, kernel in list(vars(module).items()):
+            if name in ("softmax_kernel", "three_pass_kernel"):
+                found.setdefault(kernel, FakeKernel(kernel))
+                monkeypatch.setattr(module, name, found[kernel])
+    monkeypatch.setattr(fastest, "_launches", {})
+    for softmax, _ in softmaxes():
+        softmax(matrix(2, 33))
+    homes = {kernel: inspect.getmodule(kernel.fn).__name__ for kernel in found}
+    assert {"kernels.tiled", "kernels.unaligned"} <= set(homes.values())
+    assert [homes[kernel] for kernel, spy in found.items() if not spy.calls] == []
