@@ -330,17 +330,10 @@ def versions() -> list[dict[str, str]]:
     Returns:
         Rows of peer and version.
     """
-
-    def nothing() -> list:
-        raise record.Unavailable
-
     found = {"torch": str(torch.__version__), "triton": triton.__version__}
     found |= {peer.name: peer.version() for peer in OPTIONAL if peer.version()}
-    with (
-        contextlib.suppress(ValueError),  # nothing is recorded yet
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        rows = record.observe("fastest_peers", nothing)
+    with contextlib.suppress(ValueError):  # nothing is recorded yet
+        rows = record.recorded("fastest_peers")
         found = dict(zip(rows["peer"], rows["version"], strict=True)) | found
     return [{"peer": name, "version": version} for name, version in found.items()]
 

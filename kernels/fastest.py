@@ -60,7 +60,7 @@ def softmax(
     """The softmax of x along a dimension.
 
     Works under `torch.compile`, which sees one operator, in CUDA graphs, and on several
-    streams at once. Each combination of dtype and configuration is compiled once.
+    streams at once. Shapes that need another configuration are compiled at first use.
 
     Args:
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in

@@ -239,7 +239,7 @@ def timed(
 
 
 def recorded(stem: str) -> pd.DataFrame:
-    """All rows that are recorded under a stem, with or without a GPU.
+    """All rows of a sweep or an observation that are recorded under a stem.
 
     On a GPU that has a record of its own it is that record, unless COURSE_RECORDED_GPU
     names another.
@@ -247,7 +247,11 @@ def recorded(stem: str) -> pd.DataFrame:
     Raises:
         ValueError: there is no such file.
     """
-    df = _read(_found(_readable(stem)))
+    path = _found(_readable(stem))
+    if not {*TIMES} <= {*pd.read_csv(path, nrows=0)}:  # no sweep
+        df = _observed(path)
+        return with_source(df, label(df, measured=False))
+    df = _read(path)
     return _present(df, label(df, measured=False))
 
 
