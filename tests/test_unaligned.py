@@ -125,19 +125,30 @@ def test_accesses_are_16_bytes_wide_or_4_elements_of_short_rows():
     assert vector(unaligned.SHORT_BYTES // 2 - 1, 2) == 4
 
 
+def without_memory(
+    n_rows: int, n_cols: int, dtype: torch.dtype, stride: int, offset: int
+) -> torch.Tensor:
+    """A view like `matrix(…, stride=, offset=)`, on the "meta" device."""
+    flat = torch.empty(n_rows * stride + offset, dtype=dtype, device="meta")
+    return flat.as_strided((n_rows, n_cols), (stride, 1), offset)
+
+
 @pytest.mark.parametrize(
-    ("output", "x", "expected"),
+    ("n_cols", "output_row", "input_row", "expected"),  # rows: (stride, offset)
     [
-        (matrix(3, 64), matrix(3, 64), (4, True)),
-        (matrix(3, 63), matrix(3, 63), (1, True)),
-        (matrix(3, 64, offset=1), matrix(3, 64, offset=1), (1, True)),
-        (matrix(3, 64, offset=4), matrix(3, 64), (4, True)),  # by 16 bytes
-        (matrix(3, 64), matrix(3, 64, offset=1), (1, False)),
-        (matrix(3, 63), matrix(3, 63, stride=64), (1, False)),
-        (matrix(3, 64), matrix(3, 64, stride=68), (4, False)),
+        (64, (64, 0), (64, 0), (4, True)),
+        (63, (63, 0), (63, 0), (1, True)),
+        (64, (64, 1), (64, 1), (1, True)),
+        (64, (64, 4), (64, 0), (4, True)),  # 4 elements are 16 bytes
+        (64, (64, 0), (64, 1), (1, False)),
+        (63, (63, 0), (64, 0), (1, False)),
+        (64, (64, 0), (68, 0), (4, False)),
     ],
 )
-def test_alignment_is_that_of_both_matrices(output, x, expected):
+def test_alignment_is_that_of_both_matrices(n_cols, output_row, input_row, expected):
+    output, x = (
+        without_memory(3, n_cols, SINGLE, *row) for row in (output_row, input_row)
+    )
     assert unaligned.alignment(output, x) == expected
 
 
@@ -147,9 +158,8 @@ def test_a_launch_needs_no_memory(dtype, stride, offset):
     """Tensors without memory make the launch that real ones make."""
     x = matrix(5, 64, dtype, stride=stride, offset=offset)
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    ghost = torch.empty(5 * stride + offset, dtype=dtype, device="meta")
-    ghost = ghost.as_strided(x.shape, x.stride(), offset)
-    assert unaligned.launch_for(y.to("meta"), ghost) == unaligned.launch_for(y, x)
+    ghosts = (without_memory(5, 64, dtype, *row) for row in ((64, 0), (stride, offset)))
+    assert unaligned.launch_for(*ghosts) == unaligned.launch_for(y, x)
 
 
 # ---- what the compiler makes of it ---------------------------------------------------

@@ -13,7 +13,7 @@ CHANGED = sorted(set(variants.ONLINE) - {"online", "online.three_pass"})
 
 @pytest.mark.parametrize("name", CHANGED)
 def test_variants_are_softmaxes(name):
-    fewer = {"dtypes": [torch.float32, torch.bfloat16], "layouts": ["sliced"]}
+    fewer = {"dtypes": [torch.float32], "layouts": ["sliced"]}
     summary = check.softmax(variants.ONLINE[name], max_cols=33, **fewer)
     assert summary, summary
 
