@@ -183,7 +183,7 @@ def split_block(n_cols: int, vector: int) -> tuple[int, int]:
     if block_cols <= 4 * vector or n_cols > block_cols * 5 // 8:
         return block_cols, 0
     half = block_cols // 2
-    return half, max(triton.next_power_of_2(n_cols - half), vector)
+    return half, max(triton.next_power_of_2(n_cols - half), vector, 2)
 
 
 def row_shift(x: torch.Tensor) -> int:

@@ -223,3 +223,13 @@ def test_wrong_helpers_are_caught(helper, wrong, capsys):
     assert "input" in capsys.readouterr().out
     x = matrix(3, 33)
     assert_right(tiled.softmax(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_a_little_longer_than_a_power_of_two_compile(dtype):
+    """Triton refuses a block of one column and one row."""
+    launches = []
+    for n_cols in (513, 1025, 2049, 16385):
+        x = torch.empty(16, n_cols, dtype=dtype, device="meta")
+        launches.append(tiled.launch_for(x, x))
+    assert all(made.spills == 0 for made in compile.aot_all(launches))

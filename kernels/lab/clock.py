@@ -22,10 +22,11 @@ Two safeguards keep the input out of the L2 cache in `events` and `device`.
    shapes of 0.3 to 268 MB, that costs every provider 2 to 3 µs.
 2. **Rotating inputs.** Calls take turns on up to 64 copies of their tensors, which
    together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
-   (`evict_last`), and such lines might outlive a flush. Measured at the same shapes,
-   rotating inputs and one flushed input give the same medians for our kernel, for
-   torch, for Liger and for the copy. So no provider profits. `benchmarks/flush.py`
-   repeats this control and records it in `flush.csv`.
+   (`evict_last`), and such lines outlive a flush: after 1 GiB of other values was read,
+   an H200 still held almost half of a matrix of 8 MB (`flush_dram.csv`). With a flush
+   alone, our kernels profited on inputs of up to 4 MB by 0.2 to 0.4 µs; torch, Liger
+   and the copy, which ask for nothing, did not (`flush.csv`). `benchmarks/flush.py`
+   makes both records.
 
 Several learners may share a GPU. `alone()` lets one process measure at a time.
 
@@ -116,7 +117,8 @@ def alone() -> Iterator[None]:
     try:
         lock.acquire(timeout=PATIENCE_S)
     except filelock.Timeout:
-        print("Another process is measuring on this GPU: waiting for it to finish.")
+        if not os.environ.get("COURSE_WAIT_SILENTLY"):
+            print("Another process is measuring on this GPU: waiting for it to finish.")
         lock.acquire()
     try:
         yield

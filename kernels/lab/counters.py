@@ -33,7 +33,7 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend, clock
+from kernels.lab import backend, clock, gpu
 from kernels.lab.record import Unavailable
 
 METRICS = {
@@ -55,12 +55,15 @@ def watched(*, emptied: bool = False) -> Iterator[None]:
     """`profile` reports the kernels that are launched inside.
 
     Args:
-        emptied: whether a gigabyte of other values is read before. Then the L2 cache
-            holds nothing yet to be written to DRAM, and nothing that the kernels need;
-            but lines that an earlier kernel asked L2 to keep (`evict_last`) may have
-            stayed. `benchmarks/flush.py` looks for them.
+        emptied: whether the L2 cache is emptied before: it then holds nothing that the
+            kernels need, and nothing that still has to be written to DRAM. Lines that an
+            earlier kernel asked L2 to keep (`evict_last`) outlive reading a gigabyte of
+            other values: on an H200 about 8 MB did. So the driver is asked to treat all
+            lines alike first. `benchmarks/flush.py` has the controls.
     """
     if emptied:
+        torch.cuda.synchronize()
+        gpu.driver("cuCtxResetPersistingL2Cache")
         _others().sum()
     torch.cuda.synchronize()
     with torch.cuda.profiler.profile():

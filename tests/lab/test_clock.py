@@ -321,6 +321,7 @@ print("done", flush=True)
 
 def test_two_processes_exclude_each_other(lock, monkeypatch, capsys):
     where = {"TMPDIR": str(lock.parent), "PYTHONPATH": str(backend.ROOT)}
+    where["COURSE_WAIT_SILENTLY"] = ""  # tests set it, and this one reads the line
     with (
         clock.alone(),
         subprocess.Popen(

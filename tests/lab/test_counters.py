@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from kernels.lab import backend, clock, counters, record
+from kernels.lab import backend, clock, counters, gpu, record
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream",'
@@ -213,9 +213,11 @@ def test_watched_starts_and_stops_the_profiler_around_the_work(monkeypatch):
     log.clear()
     others = SimpleNamespace(sum=lambda: log.append("read others"))
     monkeypatch.setattr(counters, "_others", lambda: others)
+    monkeypatch.setattr(gpu, "driver", log.append)
     with counters.watched(emptied=True):
         log.append("work")
-    assert log == ["read others", "wait", "start", "work", "wait", "stop"]
+    emptied = ["wait", "cuCtxResetPersistingL2Cache", "read others"]
+    assert log == [*emptied, "wait", "start", "work", "wait", "stop"]
     log.clear()
     monkeypatch.setattr(torch, "exp", lambda x: log.append("exp"))
     counters.warm_up()
