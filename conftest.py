@@ -18,7 +18,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path
 )
 
-# A line that says that a notebook waits for its turn on the GPU is no output to compare.
+# What a notebook prints while it waits for the GPU is no output to compare.
 os.environ.setdefault("COURSE_WAIT_SILENTLY", "1")
 
 from kernels.lab import backend  # noqa: E402 - only found once the root is on the path

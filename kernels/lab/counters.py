@@ -56,10 +56,10 @@ def watched(*, emptied: bool = False) -> Iterator[None]:
 
     Args:
         emptied: whether the L2 cache is emptied before: it then holds nothing that the
-            kernels need, and nothing that still has to be written to DRAM. Lines that an
+            kernels need, and nothing that must still be written to DRAM. Lines that an
             earlier kernel asked L2 to keep (`evict_last`) outlive reading a gigabyte of
-            other values: on an H200 about 8 MB did. So the driver is asked to treat all
-            lines alike first. `benchmarks/flush.py` has the controls.
+            other values: on an H200 about 8 MB did. So the driver is first asked to
+            treat all lines alike. `benchmarks/flush.py` has the controls.
     """
     if emptied:
         torch.cuda.synchronize()
