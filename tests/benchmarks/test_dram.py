@@ -9,7 +9,7 @@ from triton.runtime.interpreter import GridExecutor
 
 from benchmarks import dram, variants
 from kernels import traffic
-from kernels.lab import backend, counters, record
+from kernels.lab import backend, counters, gpu, record
 
 NAMES = [*traffic.LINES]
 EXPERIMENTS = {
@@ -76,6 +76,7 @@ def seen(monkeypatch):
     """The operators of PyTorch that run while the profiler watches."""
     log = []
     monkeypatch.setattr(counters, "_others", lambda: torch.ones(10))
+    monkeypatch.setattr(gpu, "driver", lambda function: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda.profiler, "profile", lambda: Watched(log))
     return log

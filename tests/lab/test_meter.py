@@ -5,14 +5,13 @@ interpreter, on a GPU machine in a helper process. What a test does inside that 
 is in a function of its own, given to `process.call_in`.
 """
 
-import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from kernels.lab import accesses, backend, meter, process
+from kernels.lab import backend, meter, process
 
 SHAPES = [(1, 1), (4, 8), (3, 781), (5, 128), (7, 33), (1, 1823)]
 
@@ -456,8 +455,6 @@ def test_offsets_beyond_32_bits():
     span = 2**31 + 8
     x = torch.empty(1, dtype=torch.int8).expand(span)  # takes no memory
     assert "offset 8 of" in fault(launch(load_at), x, 8, 1)
-    far = torch.empty(span, dtype=torch.int8)  # reserved, not touched
-    assert accesses.View(far).has(np.array([span - 1, span])).tolist() == [True, False]
 
 
 def test_a_fault_crosses_from_the_helper(monkeypatch):
