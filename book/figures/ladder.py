@@ -8,7 +8,6 @@ benchmark's record, of the same shape and by the same clock. All steps take the 
 row of 32768 values is the longest that one program can hold.
 """
 
-import functools
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +38,7 @@ def measured() -> pd.DataFrame:
     A peer that is neither here nor recorded is left out.
     """
     others = peers.providers()
-    sweep = functools.partial(record.sweep, clock=CLOCK, verify=peers.verify)
-    df = sweep("ladder", steps() | others, [CASE])
+    df = record.sweep("ladder", steps() | others, [CASE], clock=CLOCK)
     absent = [name for name in others if name not in set(df["provider"])]
     try:
         benchmark = record.recorded("fastest")
@@ -57,12 +55,15 @@ def measured() -> pd.DataFrame:
 
 
 def ladder() -> Figure:
-    """The steps and the peers as bars of effective bandwidth, below the copy's."""
+    """The steps and the peers as bars of effective bandwidth, below the copy's.
+
+    A step that is absent from the record is left out.
+    """
     df = measured()
     gbps = dict(zip(df["provider"], df["effective_gbps"], strict=True))
     shape = f"{CASE.n_rows} × {CASE.n_cols} values in bfloat16"
     return draw.ladder(
-        [(stem, gbps[stem]) for stem in STEPS],
+        [(stem, gbps[stem]) for stem in STEPS if stem in gbps],
         gbps["copy"],
         source=f"{shape} · effective bandwidth on {df['gpu'].iloc[0]}",
         peers=[(name, gbps[name]) for name in peers.providers() if name in gbps],
