@@ -47,7 +47,7 @@ def opaque_move(x, RECOMPUTE: tl.constexpr):
     """Returns x unchanged, but hides from the compiler that it is the same x.
 
     Otherwise the compiler keeps the float32 values of one pass for the next pass, in
-    twice the registers of 16-bit values. Without RECOMPUTE nothing is hidden.
+    twice the registers of 16-bit values. RECOMPUTE is False where that is better.
     """
     if INTERPRETED or not RECOMPUTE or x.dtype.primitive_bitwidth == 32:
         return x
@@ -85,15 +85,14 @@ def softmax_kernel(
     """One program computes the softmax of one tile of rows.
 
     Args:
-        output_ptr, input_ptr: the tensors' first elements.
-        output_row_stride, input_row_stride: elements from one row to the next. The
-            columns of a row lie next to each other.
+        output_ptr, input_ptr: the tensors' first elements; columns are adjacent.
+        output_row_stride, input_row_stride: elements from one row to the next.
         n_rows, n_cols: the tensors' shape.
         ROWS: rows of the tile, a power of two.
         BLOCK_COLS, REST_COLS: the tile's columns, as two powers of two whose sum is at
             least n_cols. REST_COLS is 0 where one block is enough.
         VECTOR: elements that a thread moves at once; it divides every row's start.
-        RECOMPUTE: whether exp(x - row_max) is computed again for the store.
+        RECOMPUTE: whether the first block's exponentials are computed twice, too.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
@@ -113,16 +112,17 @@ def softmax_kernel(
         rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
         row_max = tl.maximum(row_max, block_max(rest))
 
-    row_sum = block_sum(x, row_max, RECOMPUTE)
+    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    row_sum = tl.sum(numerator, axis=1)[:, None]
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, RECOMPUTE)
+        row_sum += block_sum(rest, row_max, True)
     factor = 1 / row_sum
-
     output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
-    y = exp_shifted(opaque_move(x, RECOMPUTE), row_max) * factor
-    tl.store(output_ptrs + cols, y, mask=inside)
+    if RECOMPUTE:
+        numerator = exp_shifted(opaque_move(x, True), row_max)
+    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, RECOMPUTE), row_max) * factor
+        y = exp_shifted(opaque_move(rest, True), row_max) * factor
         tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
 
 

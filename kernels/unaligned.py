@@ -78,9 +78,8 @@ def softmax_kernel(
     """One program computes the softmax of one tile of rows.
 
     Args:
-        output_ptr, input_ptr: the tensors' first elements.
-        output_row_stride, input_row_stride: elements from one row to the next. The
-            columns of a row lie next to each other.
+        output_ptr, input_ptr: the tensors' first elements; columns are adjacent.
+        output_row_stride, input_row_stride: elements from one row to the next.
         input_shift: elements from an aligned address to the input's first element.
         n_rows, n_cols: the tensors' shape.
         ROWS, BLOCK_COLS, REST_COLS, RECOMPUTE: as in `kernels.tiled`. The two blocks
@@ -114,12 +113,12 @@ def softmax_kernel(
         row_max = tl.maximum(row_max, block_max(rest))
     row_max = tl.maximum(row_max, block_max(edges))
 
-    row_sum = block_sum(x, row_max, RECOMPUTE)
+    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    row_sum = tl.sum(numerator, axis=1)[:, None]
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, RECOMPUTE)
+        row_sum += block_sum(rest, row_max, True)
     row_sum += block_sum(edges, row_max, False)
     factor = 1 / row_sum
-
     if SAME_SHIFT:
         output_row = input_row
         output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + body_start
@@ -128,10 +127,11 @@ def softmax_kernel(
         output_ptrs = output_ptr + (output_row + head)
     y = exp_shifted(edges, row_max) * factor
     tl.store(output_ptr + output_row + edge_cols, y, mask=at_edge)
-    y = exp_shifted(opaque_move(x, RECOMPUTE), row_max) * factor
-    tl.store(output_ptrs + cols, y, mask=inside)
+    if RECOMPUTE:
+        numerator = exp_shifted(opaque_move(x, True), row_max)
+    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, RECOMPUTE), row_max) * factor
+        y = exp_shifted(opaque_move(rest, True), row_max) * factor
         tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
 
 
