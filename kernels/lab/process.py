@@ -247,7 +247,7 @@ class Helper:
                 with self._limit(limit_s) as late:
                     self.process.stdin.write(message)
                     self.process.stdin.flush()
-                    succeeded, result = pickle.load(self.process.stdout)
+                    succeeded, answer, words = pickle.load(self.process.stdout)
             except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
                 self.stop()
                 if late.is_set():
@@ -261,6 +261,10 @@ class Helper:
             except BaseException:  # interrupted; the next call must not get its answer
                 self.stop()
                 raise
+        try:
+            result = pickle.loads(answer)
+        except ImportError as error:  # of a package that only the process can import
+            raise RuntimeError(words) from error
         if succeeded:
             return result
         raise result
@@ -284,13 +288,14 @@ def _serve() -> None:
         sys.path[:] = list(dict.fromkeys([*sys.path, *path]))
         try:
             function, args, kwargs = pickle.loads(call)
-            answer = _dumps((True, function(*args, **kwargs)))
+            answer = True, _dumps(function(*args, **kwargs)), "an unknown result"
         except Exception as error:
             error.__cause__ = RuntimeError(f"in the helper:\n{traceback.format_exc()}")
+            words = repr(error)
             try:
-                answer = _dumps((False, error))
-                pickle.loads(answer)
+                answer = False, _dumps(error), words
+                pickle.loads(answer[1])
             except Exception:
-                answer = _dumps((False, RuntimeError(repr(error))))
-        results.write(answer)
+                answer = False, _dumps(RuntimeError(words)), words
+        results.write(pickle.dumps(answer))
         results.flush()

@@ -77,6 +77,27 @@ def test_exception_comes_back():
         process.call_in("compiler", fail)
 
 
+def raise_of_a_package(folder):
+    """Raises an error whose class only this process can import."""
+    Path(folder, "only_there.py").write_text("class OddLength(ValueError): pass\n")
+    sys.path.insert(0, folder)
+    import only_there
+
+    raise only_there.OddLength("33 columns")
+
+
+def test_exception_of_a_package_that_is_not_here_is_told(tmp_path):
+    helper = process.Helper("compiler")
+    try:
+        with pytest.raises(RuntimeError, match=r"OddLength\('33 columns'\)"):
+            helper.call(raise_of_a_package, (str(tmp_path),))
+        kept = helper.process
+        assert helper.call(os.getpid) == kept.pid
+        assert helper.process is kept  # it need not start again
+    finally:
+        helper.stop()
+
+
 def test_dead_helper_is_an_error_and_the_next_call_works():
     with pytest.raises(RuntimeError, match="compiler world died"):
         process.call_in("compiler", os._exit, 3)
