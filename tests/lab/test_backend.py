@@ -78,17 +78,6 @@ torch.version.cuda = {cuda!r}
 """
 
 
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A command nvidia-smi that knows one GPU, an A10, whatever this machine has."""
-    script = tmp_path / "nvidia-smi"
-    script.write_text(
-        '#!/bin/sh\ncase "$1" in *=name) echo NVIDIA A10;; *) echo 470.82.01;; esac\n'
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-
-
 def test_world_matches_the_machine():
     if backend.has_gpu() and torch.cuda.is_available():
         assert said(WORLD).startswith("False cuda Kernels are compiled, run and timed")

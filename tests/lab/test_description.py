@@ -1,6 +1,5 @@
 """The sentences of a first cell, and the limit on a process's memory."""
 
-import os
 import re
 
 import pytest
@@ -8,17 +7,6 @@ import torch
 import triton
 
 from kernels.lab import backend, description
-
-
-@pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """A command nvidia-smi that knows one GPU, an A10, whatever this machine has."""
-    script = tmp_path / "nvidia-smi"
-    script.write_text(
-        '#!/bin/sh\ncase "$1" in *=name) echo NVIDIA A10;; *) echo 470.82.01;; esac\n'
-    )
-    script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
 
 def test_description_names_versions():
