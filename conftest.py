@@ -8,6 +8,7 @@ Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a G
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,10 @@ os.environ.setdefault("COURSE_WAIT_SILENTLY", "1")
 
 from kernels.lab import backend  # noqa: E402 - only found once the root is on the path
 
+# Every chapter runs in 14 GB of the GPU's memory, so its notebook is tested in 14 GB.
+# Set once this process has its own memory: only processes that it starts are limited.
+os.environ.setdefault("COURSE_GPU_GB", "14")
+
 
 def pytest_report_header() -> str:
     return backend.describe()
@@ -32,3 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and backend.INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture(autouse=True)
+def free_memory_is_given_back() -> Iterator[None]:
+    """Test files run side by side: what PyTorch keeps for reuse, the others lack."""
+    yield
+    from torch import cuda  # after the backend, as everything that may import Triton
+
+    if not backend.INTERPRETED and cuda.memory_reserved() > 2**30:
+        cuda.empty_cache()
