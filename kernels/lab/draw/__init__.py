@@ -11,6 +11,7 @@ Weighed: triton-viz, which records a run of a kernel to be explored in a browser
 of a book needs a still that reads without a browser.
 """
 
+from kernels.lab.draw.compiling import stages
 from kernels.lab.draw.memory import (
     block_layout,
     coalescing,
@@ -44,6 +45,7 @@ __all__ = [
     "rereading",
     "schedule",
     "sharing",
+    "stages",
     "strides",
     "thread_and_program",
 ]
