@@ -1,7 +1,7 @@
 """Experiments of chapter `debugging`: what tools say of a faulty kernel.
 
-A faulty kernel may take its process with it. So each runs in a process of its own, as
-it would from a terminal:
+A faulty kernel may break the process that it runs in: it may end it, or lose its GPU,
+or never return. So each runs in a process of its own, as from a terminal:
 
     python -m benchmarks.faults unmasked
     TRITON_DEBUG=1 python -m benchmarks.faults asserting
@@ -12,6 +12,7 @@ In the chapter:
 """
 
 import functools
+import inspect
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -146,14 +147,12 @@ def _run(
     words[len(tool)] = sys.executable
     if tool:
         words[0] = _path(tool[0])
-    rest = os.environ.get("PYTHONPATH")
-    path = os.pathsep.join(filter(None, (str(backend.ROOT), rest)))
     started = time.perf_counter()
     try:
         done = subprocess.run(
             words,
             cwd=backend.ROOT,
-            env=os.environ | {"PYTHONPATH": path} | variables,
+            env=_environment(variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -169,6 +168,56 @@ def _run(
     seconds = round(time.perf_counter() - started, 1)
     lines = [f"$ {typed}", *shortened(said)]
     return [{"line": line, "seconds": seconds} for line in lines]
+
+
+def tell(said: Any) -> None:
+    """Prints the lines that `run` returned, or `record.observe` of it."""
+    if hasattr(said, "attrs"):
+        print(said.attrs["source"])
+        said = said.to_dict("records")
+    print(*(row["line"] for row in said), sep="\n")
+
+
+def debug(name: str, kernel: Any, line: str, commands: Iterable[str]) -> str:
+    """A session of pdb that stops in row 1 of an interpreted kernel.
+
+    Args:
+        name: of CALLS.
+        kernel: a kernel that the call launches.
+        line: the beginning of the kernel's line to stop at.
+        commands: what is typed at pdb's prompts; the session goes on when they end.
+
+    Returns:
+        The session as a terminal shows it, from the stop on.
+    """
+    lines, first = inspect.getsourcelines(kernel.fn)
+    at = first + next(
+        i for i, text in enumerate(lines) if text.strip().startswith(line)
+    )
+    path = Path(inspect.getsourcefile(kernel.fn)).relative_to(backend.ROOT)
+    start = ["-c", f"break {path}:{at}, row == 1", "-c", "continue"]
+    commands = [*commands]
+    done = subprocess.run(
+        [sys.executable, "-m", "pdb", *start, "-m", "benchmarks.faults", name],
+        cwd=backend.ROOT,
+        env=_environment({"TRITON_INTERPRET": "1"}),
+        input="\n".join([*commands, "continue", "quit", ""]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    stop, *answers = done.stdout.replace(f"{backend.ROOT}/", "").split("(Pdb) ")
+    prompts = [f"(Pdb) {command}" for command in commands]
+    shown = [part.rstrip() for part in answers[: len(commands)]]
+    pairs = zip(prompts, shown, strict=True)
+    return "\n".join([stop.rstrip(), *(part for pair in pairs for part in pair)])
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    rest = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, (str(backend.ROOT), rest)))
+    return os.environ | {"PYTHONPATH": path} | variables
 
 
 def _path(tool: str) -> str:

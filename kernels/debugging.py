@@ -132,11 +132,7 @@ def narrow_offset_kernel(
 
 @triton.jit
 def in_turn_kernel(output_ptr, input_ptr, turn_ptr, n_cols, BLOCK_COLS: tl.constexpr):
-    """One program waits for its turn, then computes the softmax of one row.
-
-    Args, other than those of `unshifted_kernel`:
-        turn_ptr: an integer, the row whose turn it is.
-    """
+    """One program waits until `turn_ptr` holds its row, and adds 1 when done."""
     row = tl.program_id(0)
     while tl.atomic_add(turn_ptr, 0) != row:
         pass
@@ -177,7 +173,6 @@ def asserting(x: torch.Tensor, *, plain: bool = False, **options: Any) -> torch.
     """As `unshifted`, but says that a row has at most 4096 columns, all below 88.
 
     Args:
-        x: as `unshifted`.
         plain: whether `assert` says it, or `tl.device_assert`.
         options: of the launch; on a GPU debug=True turns both kinds of assertion on.
 

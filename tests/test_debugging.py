@@ -1,7 +1,12 @@
 """Kernels with one fault each: right where they look right, and caught where not."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels import debugging, program
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
@@ -214,3 +219,48 @@ def test_every_kernel_is_among_them():
 def test_the_right_kernel_is_right_where_these_are_not():
     for x in (in_larger(4, 1000), in_larger(4, 64) + 100, in_larger(2, 8192, HALF)):
         assert_right(program.softmax(x), x)
+
+
+# ---- the page ------------------------------------------------------------------------
+
+
+def test_the_command_of_the_page_names_the_line_that_the_debugger_stops_at():
+    (notebook,) = (backend.ROOT / "notebooks").glob("*_debugging.ipynb")
+    (line,) = set(
+        re.findall(r"break kernels/debugging\.py:(\d+)", notebook.read_text())
+    )
+    lines = Path(debugging.__file__).read_text().splitlines()
+    assert lines[int(line) - 1].strip() == "numerator = tl.exp(x)"
+    assert int(line) < debugging.asserting_kernel.fn.__code__.co_firstlineno
+
+
+PLAIN, CONSTANT = 2.0, tl.constexpr(2.0)
+
+
+@triton.jit
+def plain_kernel(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) * PLAIN)
+
+
+@triton.jit
+def constant_kernel(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) * CONSTANT)
+
+
+def test_the_compiler_takes_a_global_only_if_it_is_a_constexpr():
+    x = compile.pointer(torch.float32)
+    with pytest.raises(triton.CompilationError, match="Cannot access global variable"):
+        compile.aot(plain_kernel, x)
+    assert compile.aot(constant_kernel, x).name == "constant_kernel"
+
+
+def test_a_global_that_changes_is_noticed_on_a_gpu_only(monkeypatch):
+    x = torch.ones(1, device=backend.DEVICE)
+    constant_kernel[(1,)](x)
+    monkeypatch.setitem(globals(), "CONSTANT", tl.constexpr(3.0))
+    if backend.INTERPRETED:
+        constant_kernel[(1,)](x)
+        assert x.item() == 6
+    else:
+        with pytest.raises(RuntimeError, match="has changed since we compiled"):
+            constant_kernel[(1,)](x)

@@ -1,11 +1,14 @@
 """Faulty kernels in processes of their own, and what tools say of them."""
 
 import os
+import re
 import shutil
 
+import pandas as pd
 import pytest
 
 from benchmarks import faults
+from kernels import debugging
 from kernels.lab import backend
 from kernels.lab.record import Unavailable
 
@@ -52,6 +55,27 @@ def test_a_signal_shows_where_the_interpreter_hangs():
     lines = said("in_turn", timeout, TRITON_INTERPRET="1", PYTHONFAULTHANDLER="1")
     assert lines.count("the call returned") == 1
     assert "in in_turn_kernel" in lines and "kernels/debugging.py" in lines
+
+
+def test_a_session_of_pdb_stops_in_the_row_that_goes_wrong():
+    commands = ["p row, x", "next", "p numerator"]
+    kernel = debugging.unshifted_kernel
+    session = faults.debug("unshifted", kernel, "numerator", commands)
+    lines = session.splitlines()
+    assert re.match(r"Breakpoint 1 at kernels/debugging.py:\d+$", lines[0])
+    assert [line[6:] for line in lines if line.startswith("(Pdb) ")] == commands
+    assert "numerator = tl.exp(x)" in session and "array([1]" in session
+    assert lines[-1].startswith("array([inf, inf, inf")
+
+
+def test_what_was_said_is_printed_with_its_source(capsys):
+    rows = [{"line": "$ a"}, {"line": "b"}]
+    faults.tell(rows)
+    assert capsys.readouterr().out == "$ a\nb\n"
+    df = pd.DataFrame(rows)
+    df.attrs["source"] = "a GPU"
+    faults.tell(df)
+    assert capsys.readouterr().out == "a GPU\n$ a\nb\n"
 
 
 def test_exceptions_are_told_in_a_line(monkeypatch, capsys):
