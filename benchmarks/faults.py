@@ -19,7 +19,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -36,7 +35,7 @@ from kernels.lab.record import Unavailable
 LIMIT_S = 150  # for a command
 TIMEOUT = ("timeout", "--signal=ABRT", "--kill-after=10")  # and then the seconds
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--show-backtrace", "no")
-LONGEST = 96  # characters of a line
+LONGEST = 130  # characters of a line
 
 # ---- the calls -----------------------------------------------------------------------
 
@@ -56,6 +55,8 @@ def _matrix(*rows: list[float]) -> torch.Tensor:
 
 def _say(y: torch.Tensor) -> None:
     print("the call returned", flush=True)
+    if y.is_cuda:
+        torch.cuda.synchronize()  # before anything is allocated that must be freed
     totals = [round(total, 3) for total in y.sum(dim=1).tolist()]
     print("sums of the rows:", totals, flush=True)
 
@@ -131,8 +132,8 @@ def run(
         variables: of the process's environment.
 
     Returns:
-        A function that returns rows of line (the first is the command) and seconds, how
-        long the process ran. It raises `Unavailable` where the tool is not installed.
+        A function that returns rows of line; the first is the command. It raises
+        `Unavailable` where the tool is not installed.
     """
     if name not in CALLS:
         raise ValueError(f"name must be one of {[*CALLS]}, got {name!r}")
@@ -147,7 +148,6 @@ def _run(
     words[len(tool)] = sys.executable
     if tool:
         words[0] = _path(tool[0])
-    started = time.perf_counter()
     try:
         done = subprocess.run(
             words,
@@ -165,9 +165,7 @@ def _run(
     except subprocess.TimeoutExpired as error:
         said = (error.stdout or b"").decode(errors="replace")
         said += f"\nended after {LIMIT_S} s"
-    seconds = round(time.perf_counter() - started, 1)
-    lines = [f"$ {typed}", *shortened(said)]
-    return [{"line": line, "seconds": seconds} for line in lines]
+    return [{"line": line} for line in (f"$ {typed}", *shortened(said))]
 
 
 def tell(said: Any) -> None:
@@ -188,7 +186,10 @@ def debug(name: str, kernel: Any, line: str, commands: Iterable[str]) -> str:
         commands: what is typed at pdb's prompts; the session goes on when they end.
 
     Returns:
-        The session as a terminal shows it, from the stop on.
+        The session as a terminal shows it.
+
+    Raises:
+        RuntimeError: the interpreter does not work with the NumPy that is installed.
     """
     lines, first = inspect.getsourcelines(kernel.fn)
     at = first + next(
@@ -196,6 +197,7 @@ def debug(name: str, kernel: Any, line: str, commands: Iterable[str]) -> str:
     )
     path = Path(inspect.getsourcefile(kernel.fn)).relative_to(backend.ROOT)
     start = ["-c", f"break {path}:{at}, row == 1", "-c", "continue"]
+    backend.require_interpreter()
     commands = [*commands]
     done = subprocess.run(
         [sys.executable, "-m", "pdb", *start, "-m", "benchmarks.faults", name],
@@ -230,19 +232,20 @@ def _path(tool: str) -> str:
 def shortened(said: str, most: int = 24) -> list[str]:
     """The lines of a text that tell something new.
 
-    Of lines that differ in numbers only, two are kept. Empty lines are left out, and so
-    are frames of Python that are no kernel's, and the folders before the course's
-    files. Lines are cut at LONGEST characters.
+    Of lines that differ in numbers only, two are kept, and of a traceback the innermost
+    frame in the course's files. Empty lines are left out, and the folders before the
+    course's files. Lines are cut at LONGEST characters.
     """
     alike: Counter = Counter()
     kept: list[str] = []
     for line in said.replace(f"{backend.ROOT}/", "").splitlines():
-        line = line.rstrip()
-        foreign = line.startswith("  File") and "_kernel" not in line
-        noise = line.startswith("Extension modules") or not line.strip("= ")
-        if foreign or noise:
+        if re.match(r"Extension modules|[= ]*$", line):
             continue
         key = re.sub(r"0x[0-9a-f]+|\d+", "#", line)
+        if line.startswith("  File"):
+            if not re.match(r'  File "(kernels|benchmarks)/', line) or alike["frame"]:
+                continue
+            key = "frame"
         alike[key] += 1
         if alike[key] <= 2 and len(kept) < most:
             kept.append(line if len(line) <= LONGEST else line[: LONGEST - 1] + "…")

@@ -23,7 +23,6 @@ def test_the_command_stands_first_as_it_is_typed():
         rows[0]["line"] == "$ TRITON_INTERPRET=1 python -m benchmarks.faults unshifted"
     )
     assert rows[2]["line"] == "sums of the rows: [1.0, nan]"
-    assert rows[0]["seconds"] > 0 and len({row["seconds"] for row in rows}) == 1
 
 
 def test_an_unknown_call_is_named():
@@ -100,12 +99,11 @@ def test_lines_are_shortened():
     text = "\n".join(
         [f"{backend.ROOT}/kernels/debugging.py:{i}: thread [{i},0,0]" for i in range(9)]
     )
-    frames = (
-        '\n  File "/x/torch/cuda.py", line 3 in call\n  File "a.py", line 4 in b_kernel'
-    )
-    lines = faults.shortened(f"=====\n\n{text}{frames}\n{'x' * 200}")
+    foreign = '  File "/x/torch/cuda.py", line 3 in call'
+    frames = [f'  File "kernels/a.py", line {i} in b_kernel' for i in (4, 5)]
+    lines = faults.shortened("\n".join(["==", "", text, foreign, *frames, "x" * 200]))
     assert lines[0] == "kernels/debugging.py:0: thread [0,0,0]"
-    assert lines[2] == '  File "a.py", line 4 in b_kernel'
+    assert lines[2] == frames[0]
     assert len(lines[3]) == faults.LONGEST and lines[3].endswith("…")
     assert lines[4] == "(7 more lines, most of them like these)"
 
