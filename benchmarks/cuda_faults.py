@@ -50,7 +50,7 @@ def butterflies() -> Rows:
     rows = []
     for width in (24, 32):
         maxima, sums = torch.empty_like(x), torch.empty_like(x)
-        _run("butterfly.cu", f"butterfly<{width}>", 1, 32, maxima, sums, x)
+        _run("width.cu", f"widths<{width}>", 1, 32, maxima, sums, x)
         found = zip(maxima.tolist(), sums.tolist(), strict=True)
         rows += [
             {"width": width, "lane": lane, "maximum": maximum, "sum": total}

@@ -31,8 +31,12 @@ WARP_THREADS = 128  # of a block of `softmax_warp`: four warps
 VALUES_PER_LANE = 256  # at most, in `softmax_warp`; they spill from about 200 on
 UNROLL, MORE = 4, 8  # loads that a thread of `softmax_block` has under way at once
 REDUCTIONS = 256  # bytes of shared memory: 32 maxima and 32 sums
-LONGEST_WARP_ROW = {1: 1024, 2: 1024, 4: 1024, 8: 1024}
-"""The longest row that `softmax` gives to `softmax_warp`, by pack; see the sweep."""
+LONGEST_WARP_ROW = {
+    4: {1: 8192, 2: 5120, 4: 1280, 8: 2560},
+    2: {1: 8192, 2: 8192, 4: 3584, 8: 2560},
+}
+"""The longest row for which `softmax_warp` is the faster one: bytes of a value → pack →
+columns. Measured on an H200 (`cuda_packs.csv`)."""
 C_TYPES = {
     torch.float32: "float",
     torch.float16: "__half",
@@ -100,7 +104,7 @@ def longest(kernel: str, element_size: int, on: Gpu) -> int:
 
 def choose_kernel(n_cols: int, pack: int, element_size: int, on: Gpu) -> str:
     """The kernel for rows of n_cols values of element_size bytes."""
-    if n_cols <= LONGEST_WARP_ROW[pack]:
+    if n_cols <= LONGEST_WARP_ROW[element_size][pack]:
         return "warp"
     return "block" if n_cols <= longest("block", element_size, on) else "uncached"
 

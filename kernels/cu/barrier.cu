@@ -1,5 +1,5 @@
 // The reduction of a block, with its barrier or without it.
-#include "common.cuh"
+#include "butterfly.cuh"
 
 // Each block reduces its own values; every thread writes the result that it found.
 template <typename Op, bool WAIT>

@@ -1,29 +1,29 @@
 // (a) A group of lanes holds a row in its registers.
-#include "common.cuh"
+#include "butterfly.cuh"
+#include "pack.cuh"
 
-// A block of (LANES, rows) threads computes blockDim.y rows, one by each group of lanes.
-// LANES * PACKS * PACK values hold a row; without the last of the PACKS they wouldn't.
+// A block of (LANES, rows) threads: each group of LANES lanes computes one row. A lane
+// holds PACKS packs, which all lie in the row, except perhaps the last.
 template <typename T, int PACK, int LANES, int PACKS>
 __global__ void softmax_warp(T* output, const T* input, long long output_row_stride,
                              long long input_row_stride, long long n_rows,
                              long long n_cols) {
     const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-    // A group without a row computes the last row again, and does not store it: the
-    // butterfly needs all 32 lanes of a warp.
+    // A group without a row reads the last one: the butterfly needs all 32 lanes.
     const T* x = input + min(row, n_rows - 1) * input_row_stride;
 
     float values[PACKS][PACK];
-    float row_max = -CUDART_INF_F;
-#pragma unroll  // or `values` would be indexed at run time, which registers cannot be
+    float row_max = Max::identity();
+#pragma unroll  // or `values` would be indexed at run time, as registers can't be
     for (int i = 0; i < PACKS; ++i) {
-        // Neighbouring lanes take neighbouring packs: a warp's load is one piece.
+        // Neighbouring lanes load neighbouring packs, so the load is coalesced.
         const int col = (i * LANES + threadIdx.x) * PACK;
         const bool inside = i < PACKS - 1 || col < n_cols;
         Pack<T, PACK> pack;
         if (inside) pack = *reinterpret_cast<const Pack<T, PACK>*>(x + col);
 #pragma unroll
         for (int j = 0; j < PACK; ++j) {
-            values[i][j] = inside ? float(pack.values[j]) : -CUDART_INF_F;
+            values[i][j] = inside ? float(pack.values[j]) : Max::identity();
             row_max = fmaxf(row_max, values[i][j]);
         }
     }
@@ -42,7 +42,7 @@ __global__ void softmax_warp(T* output, const T* input, long long output_row_str
 
     if (row >= n_rows) return;  // no shuffle follows
     T* y = output + row * output_row_stride;
-    const float factor = 1.0f / row_sum;  // one division a row, not one a value
+    const float factor = 1.0f / row_sum;  // one division a row
 #pragma unroll
     for (int i = 0; i < PACKS; ++i) {
         const int col = (i * LANES + threadIdx.x) * PACK;

@@ -13,15 +13,18 @@ minute for each file), `torch.cuda._compile_kernel` (private, no templates), CuP
 import functools
 import io
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import torch
+import triton
 
-from kernels.lab import backend, gpu, occupancy
+from kernels.lab import backend, clock, gpu, occupancy, record
 from kernels.lab.gpu import Gpu
 
 
@@ -69,6 +72,41 @@ def toolkit() -> tuple[ModuleType, ModuleType, ModuleType]:
     return cuda.core, nvrtc, driver
 
 
+def describe() -> str:
+    """Says which compiler is here, or what to install."""
+    try:
+        core, nvrtc, _ = toolkit()
+    except RuntimeError as error:
+        return str(error)
+    version = ".".join(map(str, nvrtc.nvrtcVersion()[1:]))
+    return f"CUDA C++ is compiled by NVRTC {version} (cuda-core {core.__version__})."
+
+
+def observe(
+    name: str, function: Callable[[], Iterable[Mapping[str, Any]]]
+) -> pd.DataFrame:
+    """What only the compiler can tell: asked here where it is installed, or recorded.
+
+    Args, raises: as for `record.observe`. Where nothing is measured, the function is
+        called all the same, because compiling needs no GPU.
+    """
+
+    def ask() -> Iterable[Mapping[str, Any]]:
+        try:
+            toolkit()
+        except RuntimeError as error:
+            raise record.Unavailable(str(error)) from error
+        return function()
+
+    if clock.can_measure():
+        return record.observe(name, ask)
+    try:
+        return pd.DataFrame(ask())
+    except record.Unavailable as error:
+        print(error)
+        return record.observe(name, ask)
+
+
 def compile(
     code: str,
     expression: str,
@@ -105,6 +143,8 @@ def _compile(code: str, expression: str, on: Gpu, include: tuple[str, ...]) -> C
         include_path=[*include, *filter(None, [found])],
         ftz=True,  # results below 1e-38 become 0, which saves 3 instructions per exp
         ptxas_options="-v",
+        # What NVRTC takes from its cache on disk comes without the assembler's log.
+        no_cache=tuple(nvrtc.nvrtcVersion()[1:]) >= (12, 9) or None,
     )
     program = core.Program(code, "c++", options)
     log = io.StringIO()
@@ -138,7 +178,6 @@ def _compile(code: str, expression: str, on: Gpu, include: tuple[str, ...]) -> C
 @functools.cache
 def _loaded(compiled: Compiled, device: int) -> Any:
     """The kernel on a GPU."""
-    toolkit()[0].Device(device).set_current()
     return compiled.code.get_kernel(compiled.expression)
 
 
@@ -147,7 +186,7 @@ def _with_room(compiled: Compiled, device: int) -> Any:
     """The kernel on a GPU, allowed to use all of an SM's shared memory."""
     kernel, driver = _loaded(compiled, device), toolkit()[2]
     name = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    room = compiled.gpu.shared_per_block - compiled.shared
+    room = compiled.gpu.shared_per_block - kernel.attributes.shared_size_bytes
     (error,) = driver.cuKernelSetAttribute(name, room, kernel.handle, device)
     if error != driver.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"cuKernelSetAttribute of the CUDA driver failed: {error!r}")
@@ -156,9 +195,15 @@ def _with_room(compiled: Compiled, device: int) -> Any:
 
 def _kernel(compiled: Compiled, shared: int) -> Any:
     """The kernel on the current GPU, with the permission that so much memory needs."""
+    device = triton.runtime.driver.active.get_current_device()
+    if device not in vars(_ready).setdefault("devices", set()):
+        toolkit()[0].Device(device).set_current()  # a new thread has no context yet
+        _ready.devices.add(device)
     opts_in = compiled.shared + shared > occupancy.DEFAULT_SHARED_PER_BLOCK
-    load = _with_room if opts_in else _loaded
-    return load(compiled, torch.cuda.current_device())
+    return (_with_room if opts_in else _loaded)(compiled, device)
+
+
+_ready = threading.local()
 
 
 @functools.cache
@@ -206,7 +251,8 @@ def run(
     """
     require_gpu()
     kernel, config = _kernel(compiled, shared), _config(grid, block, shared)
-    stream = _stream(torch.cuda.current_stream().cuda_stream)
+    driver = triton.runtime.driver.active  # finds the stream in a tenth of torch's time
+    stream = _stream(driver.get_current_stream(driver.get_current_device()))
     values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
     toolkit()[0].launch(stream, config, kernel, *values)
 

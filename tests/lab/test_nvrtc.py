@@ -1,11 +1,13 @@
 """CUDA C++ is compiled in both worlds, launched on a GPU, and refused in a sentence."""
 
+import re
 import sys
+import threading
 
 import pytest
 import torch
 
-from kernels.lab import backend, gpu, nvrtc, occupancy
+from kernels.lab import backend, gpu, nvrtc, occupancy, record
 
 DOUBLE = """
 template <int FACTOR>
@@ -76,6 +78,25 @@ def test_without_the_package_a_sentence_says_what_to_install(monkeypatch):
         nvrtc.compile(DOUBLE, "scale<7>")
 
 
+def test_what_was_compiled_is_described_or_what_to_install(monkeypatch):
+    assert re.search(r"NVRTC 1\d\.\d+ \(cuda-core|pip install", nvrtc.describe())
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    monkeypatch.setattr(nvrtc, "toolkit", nvrtc.toolkit.__wrapped__)
+    assert "pip install" in nvrtc.describe()
+
+
+@pytest.mark.skipif(not backend.INTERPRETED, reason="a GPU observes")
+def test_the_compiler_is_asked_here_or_the_record(compiler, monkeypatch, capsys):
+    asked = []
+    rows = nvrtc.observe("nothing", lambda: asked.append(1) or [{"registers": 7}])
+    assert rows["registers"].tolist() == [7] and asked
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    monkeypatch.setattr(nvrtc, "toolkit", nvrtc.toolkit.__wrapped__)
+    monkeypatch.setattr(record, "observe", lambda name, function: f"record of {name}")
+    assert nvrtc.observe("this", lambda: asked.append(2)) == "record of this"
+    assert "pip install" in capsys.readouterr().out and asked == [1]
+
+
 def test_an_unknown_gpu_is_named():
     with pytest.raises(ValueError, match="got 'H201'"):
         nvrtc.compile(DOUBLE, "scale<2>", "H201")
@@ -108,6 +129,28 @@ def test_a_kernel_runs_on_the_current_stream(compiler):
             result = output.clone()
         stream.synchronize()
         assert torch.equal(result, 3 * torch.arange(1.0, 1001.0, device="cuda"))
+
+
+@pytest.mark.gpu
+def test_a_kernel_runs_in_a_new_thread(compiler):
+    made = nvrtc.compile(DOUBLE, "scale<5>")
+    x = torch.arange(64.0, device="cuda")
+    output = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    errors = []
+
+    def work():
+        try:
+            assert nvrtc.blocks_per_sm(made, 64, 0) > 0
+            nvrtc.run(made, 1, 64, output, x, 64)
+            torch.cuda.synchronize()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert errors == [] and torch.equal(output, 5 * x)
 
 
 @pytest.mark.gpu
