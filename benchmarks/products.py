@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from kernels import matmul
+from kernels import matmul, persistent
 from kernels.lab import backend, clock, counters, gpu, products
 from kernels.lab.launch import Launch
 
@@ -28,6 +28,7 @@ NARROW = ((2**18, 128, 64), (2**17, 256, 256))
 CALLS, FEW_CALLS, LONG_US = 25, 3, 40_000  # few where a GPU is too slow for a shape
 HOLD = 4 * clock.WAIT_CYCLES  # of the GPU, while the host gets ahead
 ROWS = 512  # whose errors are looked at
+PARTS = ("cublas alone", "persistent alone", "copy")
 
 Call = Callable[[], torch.Tensor]
 
@@ -75,7 +76,12 @@ def providers(
             calls[f"matmul.{name}"] = partial(run, launch)
     function = FUNCTIONS[activation]
     calls["cublas"] = lambda: function(torch.matmul(a, b))
-    calls["copy"] = output.clone
+    if activation == "softmax":
+        product = torch.matmul(a, b)
+        calls["cublas, persistent"] = lambda: persistent.softmax(torch.matmul(a, b))
+        calls["cublas alone"] = lambda: torch.matmul(a, b)
+        calls["persistent alone"] = lambda: persistent.softmax(product)
+        calls["copy"] = output.clone
     return calls
 
 
@@ -86,7 +92,8 @@ def times() -> Iterator[dict[str, Any]]:
         Rows of provider, activation, dtype, m, n, k, low_us, us and high_us (the 20th,
         50th and 80th percentile), tflops (2MNK operations over the median) and error
         (the largest error as a share of `products.allowed`). The provider "cublas" is
-        torch.matmul, with PyTorch's activation behind it; "copy" copies C.
+        torch.matmul, with PyTorch's activation behind it. Beside a fused softmax there
+        are its parts, each alone, and a copy of C; they have no error.
 
     Raises:
         RuntimeError: nothing is timed here.
@@ -100,14 +107,14 @@ def times() -> Iterator[dict[str, Any]]:
         a, b = operands(*shape, dtype)
         calls = providers(a, b, activation)
         for name, (low, us, high) in in_turns(calls).items():
-            copies = name == "copy"
+            whole = name not in PARTS
             yield {
                 "provider": name,
                 "activation": activation or "none",
                 "dtype": str(dtype).removeprefix("torch."),
                 **{"m": m, "n": n, "k": k, "low_us": low, "us": us, "high_us": high},
-                "tflops": None if copies else round(2 * m * n * k / us / 1e6, 2),
-                "error": None if copies else error(calls[name](), a, b, activation),
+                "tflops": round(2 * m * n * k / us / 1e6, 2),
+                "error": error(calls[name](), a, b, activation) if whole else None,
             }
 
 

@@ -14,8 +14,10 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton
 
 from kernels.lab import backend
 from kernels.lab.guards import POISON, GuardAllocations, Guarded
@@ -91,6 +93,28 @@ def validate(a: torch.Tensor, b: torch.Tensor, softmax_cols: int | None = None) 
         )
     if backend.INTERPRETED:
         backend.require_interpreter()
+
+
+def launched(kernel: Any, block: int = 16) -> Product:
+    """A function of two matrices that launches a kernel, with a program for each tile.
+
+    Args:
+        kernel: takes c_ptr, a_ptr, b_ptr, m, n, k and BLOCK; the matrices are
+            contiguous. The grid has the tiles of a row along its first axis, and those
+            of a column along its second.
+        block: the tile's rows and columns.
+    """
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        validate(a, b)
+        a, b = a.contiguous(), b.contiguous()
+        c = torch.empty(len(a), b.shape[1], dtype=a.dtype, device=a.device)
+        if c.numel():
+            grid = triton.cdiv(c.shape[1], block), triton.cdiv(len(c), block)
+            kernel[grid](c, a, b, *c.shape, a.shape[1], BLOCK=block)
+        return c
+
+    return multiply
 
 
 # ---- what is right -------------------------------------------------------------------

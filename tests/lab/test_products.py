@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels.lab import backend, products
 
@@ -128,6 +130,25 @@ def test_every_dtype_and_layout_is_tried():
 def test_what_is_no_function_is_named():
     with pytest.raises(TypeError, match=r"function must be callable.*got int"):
         products.check(3)
+
+
+@triton.jit
+def each_kernel(c_ptr, a_ptr, b_ptr, m, n, k, BLOCK: tl.constexpr):
+    """One program stores its place in the grid in each element of its tile."""
+    rows = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    cols = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    place = 100 * tl.program_id(1) + tl.program_id(0) + 0.0 * (rows + cols) + k
+    tl.store(c_ptr + rows * n + cols, place, mask=(rows < m) & (cols < n))
+
+
+def test_a_kernel_is_launched_with_a_program_for_each_tile():
+    multiply = products.launched(each_kernel, block=16)
+    c = multiply(ones(40, 3), ones(3, 20))
+    wanted = 3 + 100 * (torch.arange(40) // 16)[:, None] + torch.arange(20) // 16
+    assert torch.equal(c.cpu(), wanted.half())
+    assert multiply(ones(0, 3), ones(3, 20)).shape == (0, 20)
+    with pytest.raises(ValueError, match="b must have as many rows"):
+        multiply(ones(2, 3), ones(2, 3))
 
 
 # ---- the operands --------------------------------------------------------------------
