@@ -1,6 +1,7 @@
 """The kernels of the chapter, and what its page says of every stage."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -148,6 +149,33 @@ def test_the_statements_grow_where_the_page_says():
     assert lines["numerator"][3:] == [16, 40]
     assert lines["y"][3] == 8 and 27 <= lines["y"][4] <= 30
     assert lines["row_max"][:2] == [5, 5] and lines["row_max"][3] >= 30
+    assert max(lines, key=lambda name: lines[name][3]) == "row_max"
+    assert 155 <= total[4] <= 180  # "about 170"
+
+
+def test_few_instructions_touch_memory_and_exp_takes_five():
+    made = softmax_of()
+    memory = [compiler.count(made, name, "sass") for name in ("LDG", "STG")]
+    assert memory == [2, 2]
+    trace = stages.trace(compiler.softmax_launch_for(rows(), rows()))
+    names = [s.split(" R")[0] for s in trace.lines("tl.exp", "sass")]
+    names = [re.sub(r"^@!P\d ", "", name).split(".AND")[0] for name in names]
+    assert Counter(names) == {"FMUL": 24, "FSETP.GEU": 8, "MUFU.EX2": 8}
+
+
+def test_rounding_to_bfloat16_takes_sm_75_six_instructions_a_value():
+    sizes = {}
+    for name in ("T4", "A100"):
+        trace = stages.trace(compiler.softmax_launch_for(rows(), rows()), gpu=name)
+        single = len(trace.lines("tl.store"))
+        x = rows(dtype=HALF)
+        trace = stages.trace(compiler.softmax_launch_for(x, x), gpu=name)
+        sizes[name] = len(trace.lines("tl.store")) - single
+    assert sizes["T4"] >= 48 > 4 >= sizes["A100"]
+
+
+def test_triton_compiles_for_amd_too():
+    assert {"nvidia", "amd"} <= set(triton.backends.backends)
 
 
 @pytest.mark.parametrize("num_warps", [1, 4, 32])
