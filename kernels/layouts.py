@@ -32,8 +32,7 @@ def softmax_kernel(output_ptr, input_ptr, n_rows, n_cols, ROWS: tl.constexpr,
                    COLS: tl.constexpr, AXIS: tl.constexpr):  # fmt: skip
     """One program computes the softmax along AXIS of one tile of a contiguous matrix.
 
-    The tile has ROWS × COLS elements, powers of two, and spans the matrix along AXIS:
-    0 for softmaxes of columns, 1 for softmaxes of rows.
+    The tile has ROWS × COLS elements, powers of two, and spans the matrix along AXIS.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
@@ -64,8 +63,8 @@ def through_shared_kernel(output_ptr, input_ptr, n_rows, n_cols, SIDE: gl.conste
                           SHARED: gl.constexpr):  # fmt: skip
     """As `transpose_kernel`, but every layout is written down.
 
-    A warp stores a row of the tile to shared memory and loads a column from there.
-    SHARED says where the tile's elements lie in shared memory.
+    A warp stores a row of the tile in shared memory, arranged by SHARED, and loads a
+    column from there.
     """
     OWN: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0])
     i = gl.arange(0, SIDE, gl.SliceLayout(1, OWN))[:, None]
@@ -157,7 +156,8 @@ def judge(holder: Callable, layout: Blocked, shape: Sequence[int]) -> str:
     for place in np.ndindex(*shape):
         said, warp, lane = holder(*place), warps[place], lanes[place]
         if not isinstance(said, tuple) or len(said) != 2 or ... in said:
-            return f"Not yet: holder{place} gives {said!r} and not two numbers."
+            told = str(said).replace("Ellipsis", "...")
+            return f"Not yet: holder{place} gives {told} and not two numbers."
         if said != (warp, lane):
             yours = f"your function says lane {said[1]} of warp {said[0]}"
             return f"Not yet: lane {lane} of warp {warp} holds {place}, and {yours}."
@@ -199,8 +199,8 @@ def transpose(x: torch.Tensor, arrangement: str = "") -> torch.Tensor:
             default Triton's compiler arranges the tile.
 
     Raises:
-        ValueError, RuntimeError: x is no such matrix, there is no such arrangement, or
-            it is given where kernels are interpreted.
+        ValueError: x is no such matrix, or there is no such arrangement.
+        RuntimeError: an arrangement is given where kernels are interpreted.
     """
     if x.ndim != 2 or not x.is_contiguous():
         got = f"{tuple(x.shape)} with strides {x.stride()}"

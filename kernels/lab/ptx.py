@@ -17,7 +17,7 @@ Source: https://docs.nvidia.com/cuda/parallel-thread-execution/
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -75,6 +75,23 @@ def accesses(
     for line in compiled.ptx.splitlines():
         block.step(line.split("//")[0].strip().rstrip(";"))
     return [each for each in block.found if space in (None, each.space)]
+
+
+def stored(found: Iterable[Access], space: str = "global") -> dict[int, int]:
+    """What the stores to a space leave there: the address of each register → its value.
+
+    Stores of unknown values are left out.
+    """
+    left = {}
+    for access in found:
+        if (access.kind, access.space) == ("st", space) and access.values is not None:
+            size = access.n_bytes // access.values.shape[1]
+            for address, values in zip(access.addresses, access.values, strict=True):
+                if address != OFF:
+                    left |= {
+                        int(address) + size * i: int(v) for i, v in enumerate(values)
+                    }
+    return left
 
 
 Value = np.ndarray  # of each thread, int64; 32-bit values as 0 to 2**32 - 1

@@ -6,12 +6,41 @@ import pytest
 from kernels.lab import draw
 from kernels.lab.allocation import Buffer
 from tests.lab.pictures import boxes, gids, texts
+from tests.lab.test_draw import faults
 
 
 def held(shape, size=4, warps=4):
     """Threads that take `size` neighbours each, row after row."""
     thread = np.arange(np.prod(shape)).reshape(shape) // size
     return thread // 32 % warps, thread % 32
+
+
+TILE = 4 * np.arange(1024).reshape(32, 32)
+BUFFERS = [
+    Buffer("local_alloc", "2x64x32xf16", 8192, 0, 31, 106),
+    Buffer("local_alloc", "2x32x64xf16", 8192, 8192, 32, 105),
+    Buffer("reduce", "", 512, 0, 108, 109),
+    Buffer("reduce", "", 512, 0, 115, 116),
+    Buffer("convert_layout", "", 8192, 0, 131, 132),
+]
+PICTURES = {
+    "tile": lambda: draw.tile_layout({"16 × 64 elements": held((16, 64))}),
+    "wide tile": lambda: draw.tile_layout({"a tile": held((4, 64), 1)}, lane=3),
+    "two": lambda: draw.tile_layout(dict.fromkeys("ab", held((16, 16), 4, 2))),
+    "banks": lambda: draw.banks({"stride 2": [8 * lane for lane in range(32)]}),
+    "bank tiles": lambda: draw.bank_tiles(
+        dict.fromkeys(("plain", "padded", "Triton's own"), (TILE, TILE % 128 == 0))
+    ),
+    "buffers": lambda: draw.allocation(BUFFERS),
+    "one buffer": lambda: draw.allocation(BUFFERS[2:3]),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_every_picture_can_be_read(name):
+    figure, again = PICTURES[name](), PICTURES[name]()
+    assert faults(figure) == []
+    assert texts(figure) == texts(again)
 
 
 def test_tile_layout_covers_every_element_once():

@@ -25,13 +25,8 @@ def copied(n, step, program=0, dtype=torch.float32, num_warps=1):
     pointer = compile.pointer(dtype)
     made = compile.aot(copy_kernel, pointer, pointer, n, step, 128, num_warps=num_warps)
     found = ptx.accesses(made, OUT, 0, n, step, program=(program, 0, 0))
-    moved = {}
-    for access in found:
-        if access.kind == "st":
-            for address, values in zip(access.addresses, access.values, strict=True):
-                for number, value in enumerate(values) if address != ptx.OFF else ():
-                    moved[(address - OUT) // 4 + number] = value // 4
-    return moved, found
+    moved = ptx.stored(found)
+    return {(to - OUT) // 4: at // 4 for to, at in moved.items()}, found
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 16])
