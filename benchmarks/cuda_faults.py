@@ -6,12 +6,13 @@ a process of its own, as it would from a terminal:
     compute-sanitizer --tool racecheck python -m benchmarks.cuda_faults no_barrier
 """
 
+import functools
 import os
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,40 @@ def checked() -> Rows:
     return rows
 
 
+# ---- the crossing --------------------------------------------------------------------
+
+CROSSING = (
+    *(256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 3584, 4096),
+    *(5120, 6144, 8192),
+)
+"""The columns at which (a) and (b) are compared."""
+
+
+def by_pack() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+    """The kernels (a) and (b) with each pack, such as "cuda.warp.8"."""
+    return {
+        f"cuda.{kernel}.{pack}": functools.partial(
+            cuda.softmax, kernel=kernel, pack=pack
+        )
+        for pack in sorted(cuda.PACKS)
+        for kernel in ("warp", "block")
+    }
+
+
+def crossing(warp: Mapping[int, float], block: Mapping[int, float]) -> int | None:
+    """The measured columns from which (b) is faster than (a) up to the end.
+
+    Args:
+        warp, block: columns → µs of each.
+
+    Returns:
+        None if (a) is the faster one, or as fast, at the most columns.
+    """
+    columns = sorted(warp)
+    slower = [n for n in columns if block[n] >= warp[n]]
+    return next((n for n in columns if n > max(slower, default=0)), None)
+
+
 # ---- what the sanitizer says ---------------------------------------------------------
 
 
@@ -218,7 +253,10 @@ def read(said: str) -> dict[str, Any]:
     """
     lines = [line.removeprefix("=========").strip() for line in said.splitlines()]
     first = re.search(r"(?s)(?:Error|Warning|Invalid).*?(?=\n\n|$)", "\n".join(lines))
-    finding = " ".join(first[0].split()) if first else None
+    # Addresses in the machine code differ from compiler to compiler.
+    finding = (
+        re.sub(r"\+0x[0-9a-f]+", "", " ".join(first[0].split())) if first else None
+    )
     summary = next(line for line in reversed(lines) if "SUMMARY" in line)
     return {"finding": finding, "summary": summary}
 

@@ -65,9 +65,10 @@ def toolkit() -> tuple[ModuleType, ModuleType, ModuleType]:
         from cuda.bindings import driver, nvrtc
     except ImportError as error:
         series = (torch.version.cuda or "13").partition(".")[0]
+        headers = "nvidia-cuda-runtime" + ("-cu12" if series == "12" else "")
         raise RuntimeError(
             f"CUDA C++ needs NVIDIA's package cuda-core, which Python cannot load here "
-            f"({error}); install it with: pip install 'cuda-core[cu{series}]'"
+            f"({error}); install it with: pip install 'cuda-core[cu{series}]' {headers}"
         ) from error
     return cuda.core, nvrtc, driver
 
@@ -89,6 +90,9 @@ def observe(
 
     Args, raises: as for `record.observe`. Where nothing is measured, the function is
         called all the same, because compiling needs no GPU.
+
+    Returns:
+        The rows, without the columns of `PROVENANCE`.
     """
 
     def ask() -> Iterable[Mapping[str, Any]]:
@@ -98,13 +102,12 @@ def observe(
             raise record.Unavailable(str(error)) from error
         return function()
 
-    if clock.can_measure():
-        return record.observe(name, ask)
-    try:
-        return pd.DataFrame(ask())
-    except record.Unavailable as error:
-        print(error)
-        return record.observe(name, ask)
+    if not clock.can_measure():
+        try:
+            return pd.DataFrame(ask())
+        except record.Unavailable as error:
+            print(error)
+    return record.observe(name, ask).drop(columns=record.PROVENANCE)
 
 
 def compile(
@@ -258,10 +261,19 @@ def run(
 
 
 def blocks_per_sm(compiled: Compiled, threads: int, shared: int) -> int:
-    """How many blocks an SM holds: the driver's answer, or the lab's without a GPU."""
-    if backend.INTERPRETED:
-        shared += compiled.shared
+    """How many blocks of a kernel an SM holds at a time.
+
+    The driver answers for the GPU of this machine, by
+    cuOccupancyMaxActiveBlocksPerMultiprocessor; `occupancy.resident` for every other.
+
+    Args:
+        compiled: the kernel.
+        threads: of a block, a multiple of 32.
+        shared: bytes of shared memory of a block, beside what the source declares.
+    """
+    if backend.INTERPRETED or compiled.gpu is not gpu.current():
         facts = {"num_warps": threads // 32, "registers": compiled.registers}
+        shared += compiled.shared
         return occupancy.resident(compiled.gpu, **facts, shared=shared).blocks_per_sm
     ask = _kernel(compiled, shared).occupancy.max_active_blocks_per_multiprocessor
     return ask(threads, shared)

@@ -64,6 +64,21 @@ def test_nothing_is_observed_without_a_gpu(experiment):
         experiment()
 
 
+def test_the_crossing_is_where_the_block_wins_for_good():
+    warp = {256: 5.0, 512: 7.0, 1024: 9.0, 2048: 12.0}
+    assert cuda_faults.crossing(warp, {n: us + 1 for n, us in warp.items()}) is None
+    assert cuda_faults.crossing(warp, {n: us - 1 for n, us in warp.items()}) == 256
+    block = {2048: 11.0, 1024: 9.0, 512: 6.0, 256: 6.0}
+    assert cuda_faults.crossing(warp, block) == 2048
+
+
+def test_every_pack_has_both_kernels():
+    providers = cuda_faults.by_pack()
+    assert list(providers)[:2] == ["cuda.warp.1", "cuda.block.1"]
+    assert len(providers) == 2 * len(cuda.PACKS)
+    assert all(n % max(cuda.PACKS) == 0 for n in cuda_faults.CROSSING)
+
+
 # ---- on a GPU ------------------------------------------------------------------------
 
 

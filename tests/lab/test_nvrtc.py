@@ -4,6 +4,7 @@ import re
 import sys
 import threading
 
+import pandas as pd
 import pytest
 import torch
 
@@ -92,8 +93,10 @@ def test_the_compiler_is_asked_here_or_the_record(compiler, monkeypatch, capsys)
     assert rows["registers"].tolist() == [7] and asked
     monkeypatch.setitem(sys.modules, "cuda.core", None)
     monkeypatch.setattr(nvrtc, "toolkit", nvrtc.toolkit.__wrapped__)
-    monkeypatch.setattr(record, "observe", lambda name, function: f"record of {name}")
-    assert nvrtc.observe("this", lambda: asked.append(2)) == "record of this"
+    recorded = pd.DataFrame({"registers": [9]} | dict.fromkeys(record.PROVENANCE, "x"))
+    monkeypatch.setattr(record, "observe", lambda name, function: recorded)
+    rows = nvrtc.observe("this", lambda: asked.append(2))
+    assert list(rows) == ["registers"] and rows["registers"].tolist() == [9]
     assert "pip install" in capsys.readouterr().out and asked == [1]
 
 
