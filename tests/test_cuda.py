@@ -173,7 +173,6 @@ def test_the_block_has_the_most_threads_resident():
     assert cuda.choose_block(lambda threads: 1) == 1024
 
 
-@pytest.mark.skipif(not backend.INTERPRETED, reason="the driver of another GPU answers")
 @pytest.mark.parametrize(
     ("n_cols", "dtype", "block", "unroll"),
     [
