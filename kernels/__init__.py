@@ -8,6 +8,12 @@ The ladder (what each chapter's module changes, and what that buys):
     strided     strides, masks, 64-bit       any layout, any size, no stray access
     meta        warps chosen by measurement  the same kernel, at its best launch
     persistent  programs that take tiles     short rows share one, long rows load ahead
+    debugging   kernels with one fault each  the tools that find out why
+    profiling   a kernel with a slow line    a clue from every profiler
+    compiler    one operation a line         the same machine code, now readable
+    layouts     elements change threads      no bank conflict, no byte kept too long
+    cuda        a warp, or a block, per row  the same softmax in CUDA C++, by hand
+    matmul      a tile of a product each     tensor cores, and steps that move no bytes
     tiled       tiles in wide accesses       the copy's speed, for rows that are aligned
     unaligned   a head, a body and a tail    the copy's speed, wherever rows start
     online      running (max, sum) pairs     rows of any length, in two readings
@@ -19,6 +25,7 @@ from kernels.lab import backend as _backend  # picks the world before Triton is 
 
 CHAPTERS = (
     *("eager", "traffic", "program", "strided", "meta", "persistent"),
+    *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
     *("tiled", "unaligned", "online", "cooperative", "fastest"),
 )
 

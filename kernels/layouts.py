@@ -24,7 +24,7 @@ from triton.experimental.gluon import language as gl
 from kernels.lab import backend
 
 TILE = 32  # rows and columns of a transposition's tile
-LONGEST = 4096  # elements of one softmax
+MAX_COLS = 4096  # elements of one softmax
 
 
 @triton.jit
@@ -171,14 +171,14 @@ def softmax(x: torch.Tensor, axis: int = 1) -> torch.Tensor:
     """The softmax of every row (axis 1) or of every column (axis 0).
 
     Args:
-        x: (M, N), float32, float16 or bfloat16; N (for axis 0: M) at most LONGEST.
+        x: (M, N), float32, float16 or bfloat16; N (for axis 0: M) at most MAX_COLS.
 
     Raises:
         TypeError, ValueError: x is no such matrix, axis neither 0 nor 1.
     """
     if axis not in (0, 1):
         raise ValueError(f"axis must be 0 or 1, got {axis!r}")
-    most = {"max_cols": LONGEST} if axis else {"max_rows": LONGEST, "max_cols": 65535}
+    most = {"max_cols": MAX_COLS} if axis else {"max_rows": MAX_COLS, "max_cols": 65535}
     backend.validate(x, **most)
     output, x = torch.empty(x.shape, dtype=x.dtype, device=x.device), x.contiguous()
     if x.numel():
