@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import cuda_faults
 from kernels import cuda
-from kernels.lab import backend, check, gpu, nvrtc
+from kernels.lab import backend, check, gpu, nvrtc, record
 from tests.helpers import assert_right, matrix
 
 H200, T4 = gpu.named("H200"), gpu.named("T4")
@@ -211,6 +211,23 @@ def test_a_plan_has_blocks_for_all_rows():
     narrow = cuda.plan(1001, 8, torch.float32, 4, "warp", on=H200)
     assert narrow.block == (2, 64) and narrow.grid == 16
     assert cuda.plan(7, 99, torch.float16, 1, "uncached", 96, H200).block == 96
+
+
+def test_thresholds_follow_the_record():
+    try:
+        df = record.recorded("cuda_packs")
+    except ValueError:
+        pytest.skip("the crossing is not recorded yet")
+    for dtype in (torch.float16, torch.float32):
+        times = record.pivot(record.select(df, dtype=dtype), "p50_us").sort_index()
+        for pack, longest in cuda.LONGEST_WARP_ROW[dtype.itemsize].items():
+            warp, block = (
+                times[f"cuda.{kernel}.{pack}"] for kernel in ("warp", "block")
+            )
+            last = max(n for n in times.index if n <= longest)
+            assert warp[last] <= 1.05 * block[last], (dtype, pack)
+            for n in times.index[times.index > longest][:1]:
+                assert block[n] <= 1.05 * warp[n], (dtype, pack)
 
 
 @pytest.mark.parametrize(
