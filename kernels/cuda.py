@@ -5,9 +5,8 @@ Changes: CUDA C++ in place of Triton. The source says which lane holds which val
     lanes exchange them, and where threads wait. Three templates in `kernels/cu`: a row
     in the registers of a warp, in the shared memory of a block, and in neither.
 Costs: MN values read and MN written; `uncached` reads 3MN.
-Source: Zhijing Li, "How to write a fast Softmax CUDA kernel?"; OneFlow's softmax; CUDA
-    C++ Programming Guide, warp shuffle functions; thresholds are measured
-    (`notebooks/recorded/`).
+Source: Zhijing Li, "How to write a fast Softmax CUDA kernel?"; CUDA C++ Programming
+    Guide, warp shuffle functions; thresholds are measured (`notebooks/recorded/`).
 """
 
 import functools
@@ -35,13 +34,10 @@ LONGEST_WARP_ROW = {
     4: {1: 8192, 2: 5120, 4: 1280, 8: 2560},
     2: {1: 8192, 2: 8192, 4: 3584, 8: 2560},
 }
-"""The longest row for which `softmax_warp` is the faster one: bytes of a value → pack →
-columns. Measured on an H200 (`cuda_packs.csv`)."""
-C_TYPES = {
-    torch.float32: "float",
-    torch.float16: "__half",
-    torch.bfloat16: "__nv_bfloat16",
-}
+"""Up to how many columns `softmax_warp` is the faster one on an H200 (`cuda_packs.csv`):
+bytes of a value → pack → columns."""
+C_TYPES = {torch.float32: "float", torch.float16: "__half"}
+C_TYPES[torch.bfloat16] = "__nv_bfloat16"
 
 
 def source(file: str) -> str:
