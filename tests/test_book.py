@@ -227,7 +227,7 @@ def test_the_summary_figure_shows_the_record() -> None:
         and (stem == "ladder" or row["provider"] in PEERS)
         and row["p50_us"] != "nan"  # absent: it raised there
     }
-    assert {*STEPS, *PEERS, "copy"} - set(rows) <= {"eager"}
+    assert {*STEPS, *PEERS, "copy"} == set(rows)
     for row in rows.values():
         n_bytes = 2 * int(row["n_rows"]) * int(row["n_cols"]) * 2  # of bfloat16
         assert f"{n_bytes / float(row['p50_us']) / 1e3:,.0f} GB/s" in shown, row

@@ -270,8 +270,6 @@ def test_first_cell_finds_the_course_before_other_packages(notebook):
 def test_outputs_name_the_gpu_that_made_them(notebook):
     first = code(notebook)[0]
     said = "".join(output.get("text", "") for output in first.outputs)
-    if "# 15. " in notebook.cells[0].source and "no GPU" in said:
-        pytest.xfail("chapter 15 shows an earlier record until the next `make record`")
     assert "NVIDIA H200" in said and "timed" in said, said
 
 
