@@ -133,6 +133,16 @@ def test_the_pack_divides_rows_and_strides(x, pack):
     assert cuda.largest_pack(meta(4, x.shape[1], x.dtype), x) == pack
 
 
+def test_the_largest_pack_is_the_largest_that_fits():
+    flat = torch.empty(4096, dtype=torch.float16)
+    for n_cols in range(1, 26):
+        for stride in range(n_cols, n_cols + 9):
+            for offset in range(9):
+                x = flat.as_strided((3, n_cols), (stride, 1), offset)
+                fitting = [pack for pack in cuda.PACKS if cuda.pack_fits(pack, x)]
+                assert cuda.largest_pack(x) == fitting[0]
+
+
 def test_the_pack_divides_the_address():
     flat = torch.empty(80)
     for offset, pack in ((0, 4), (1, 1), (2, 2), (4, 4)):
