@@ -223,6 +223,22 @@ def test_a_plan_has_blocks_for_all_rows():
     assert cuda.plan(7, 99, torch.float16, 1, "uncached", 96, H200).block == 96
 
 
+def test_registers_leave_room_for_12_warps_of_4096_columns():
+    plan = cuda.plan(4096, 4096, torch.float16, 8, "warp", on=H200)
+    assert 4 * nvrtc.blocks_per_sm(plan.compiled, 128, 0) == 12
+
+
+def test_by_the_gpus_time_float16_rows_are_as_fast_as_a_copy():
+    try:
+        df = record.select(record.recorded("cuda_packs"), dtype=torch.float16)
+    except ValueError:
+        pytest.skip("the crossing is not recorded yet")
+    times = record.pivot(df, "p50_us")
+    for n_cols in (1024, 2048, 4096):
+        chosen = times[f"cuda.{cuda.choose_kernel(n_cols, 8, 2, H200)}.8"]
+        assert times["copy"][n_cols] > 0.95 * chosen[n_cols]
+
+
 def test_thresholds_follow_the_record():
     try:
         df = record.recorded("cuda_packs")
