@@ -227,7 +227,8 @@ def test_recorded_measurements_have_the_columns_of_record(path):
 def test_title_carries_the_number(path):
     title = nbformat.read(path, as_version=4).cells[0].source.splitlines()[0]
     stem = path.stem[3:]
-    assert title == f"# {NUMBERS[stem]}. {stem.capitalize()}"
+    words = {"cuda": "CUDA"}.get(stem, stem.capitalize())
+    assert title == f"# {NUMBERS[stem]}. {words}"
 
 
 def test_chapters_are_cited_by_the_numbers_that_they_have(notebook):
