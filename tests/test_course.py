@@ -268,6 +268,14 @@ def test_first_cell_finds_the_course_before_other_packages(notebook):
     assert source.index("sys.path.insert(0") < source.index("from kernels")
 
 
+def test_triton_is_imported_after_the_course(notebook):
+    """Triton imported first leaves no choice; nbval hides this, as its processes inherit it."""
+    source = "\n".join(cell.source for cell in code(notebook))
+    ours = re.search(r"^from (?:kernels|benchmarks)", source, re.MULTILINE)
+    others = re.search(r"^(?:import|from) triton", source, re.MULTILINE)
+    assert others is None or ours.start() < others.start()
+
+
 def test_outputs_name_the_gpu_that_made_them(notebook):
     first = code(notebook)[0]
     said = "".join(output.get("text", "") for output in first.outputs)
