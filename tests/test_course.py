@@ -269,7 +269,7 @@ def test_first_cell_finds_the_course_before_other_packages(notebook):
 
 
 def test_triton_is_imported_after_the_course(notebook):
-    """Triton imported first leaves no choice; nbval hides this, as its processes inherit it."""
+    """Or no world is left to choose. Under nbval it is chosen: nothing would fail."""
     source = "\n".join(cell.source for cell in code(notebook))
     ours = re.search(r"^from (?:kernels|benchmarks)", source, re.MULTILINE)
     others = re.search(r"^(?:import|from) triton", source, re.MULTILINE)
