@@ -101,7 +101,7 @@ def test_neither_registers_nor_spills_are_at_fault():
 def test_the_other_kernel_of_the_chapter_spills():
     sizes = 32768, 32768
     made = compile.aot(program.softmax_kernel, FLOAT, FLOAT, *sizes, num_warps=4)
-    assert made.registers >= 250 and made.spills > 0
+    assert made.spills > 0
 
 
 # ---- the autotuner -------------------------------------------------------------------

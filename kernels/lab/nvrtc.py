@@ -83,6 +83,9 @@ def describe() -> str:
     return f"CUDA C++ is compiled by NVRTC {version} (cuda-core {core.__version__})."
 
 
+_say_once = functools.cache(print)  # a sentence, at the first cell that it concerns
+
+
 def observe(
     name: str, function: Callable[[], Iterable[Mapping[str, Any]]]
 ) -> pd.DataFrame:
@@ -106,7 +109,7 @@ def observe(
         try:
             return pd.DataFrame(ask())
         except record.Unavailable as error:
-            print(error)
+            _say_once(str(error))
     return record.observe(name, ask).drop(columns=record.PROVENANCE)
 
 
