@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 
 from kernels import persistent, program
-from kernels.lab import backend, stages
+from kernels.lab import stages
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import Launch, pointer_to
-from kernels.program import MAX_COLS
+
+MAX_COLS = program.MAX_COLS
 
 
 @triton.jit
@@ -128,22 +129,9 @@ def loop_launch_for(
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Computes the softmax of every row of a contiguous matrix.
 
-    Args:
-        x: (M, N), contiguous, float32, float16 or bfloat16, N at most MAX_COLS, fewer
-            than 2^31 elements.
-
-    Returns:
-        (M, N) in x's dtype; empty if x is empty.
-
-    Raises:
-        TypeError, ValueError: x is no such matrix.
+    Args, returns, raises: as `kernels.program.softmax`.
     """
-    backend.validate(x, max_cols=MAX_COLS, contiguous=True)
-    if x.numel() >= 2**31:
-        raise ValueError(
-            "x must have fewer than 2^31 elements for this kernel's 32-bit offsets, "
-            f"got {x.numel()}; kernels.strided.softmax has 64-bit offsets"
-        )
+    program.validate(x)
     output = torch.empty_like(x)
     if x.numel():
         softmax_launch_for(output, x)(output, x)

@@ -22,18 +22,8 @@ from triton.runtime.jit import KernelInterface
 from kernels import eager, program
 from kernels.lab import backend, compile
 from kernels.meta import WARPS, pick_num_warps
-from kernels.program import MAX_COLS
 
-__all__ = [
-    "MAX_COLS",
-    "PROVIDERS",
-    "autotuned",
-    "compiled",
-    "judge",
-    "slow_kernel",
-    "slow_softmax",
-    "softmax",
-]
+MAX_COLS = program.MAX_COLS
 
 
 @triton.jit
@@ -79,12 +69,7 @@ def autotuned(**options: Any) -> Autotuner:
 
 def _softmax(kernel: KernelInterface, x: torch.Tensor) -> torch.Tensor:
     """One launch of `slow_kernel`, or of a kernel without its THREADS."""
-    backend.validate(x, max_cols=MAX_COLS, contiguous=True)
-    if x.numel() >= 2**31:
-        raise ValueError(
-            "x must have fewer than 2^31 elements for this kernel's 32-bit offsets, "
-            f"got {x.numel()}; kernels.strided.softmax has 64-bit offsets"
-        )
+    program.validate(x)
     output = torch.empty_like(x)
     if x.numel():
         n_rows, n_cols = x.shape
@@ -107,15 +92,7 @@ def slow_softmax(x: torch.Tensor) -> torch.Tensor:
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Computes the softmax of every row of a contiguous matrix, mended.
 
-    Args:
-        x: (M, N), contiguous, float32, float16 or bfloat16, N at most MAX_COLS, fewer
-            than 2^31 elements.
-
-    Returns:
-        (M, N) in x's dtype; empty if x is empty.
-
-    Raises:
-        TypeError, ValueError: x is no such matrix.
+    Args, returns, raises: as `kernels.program.softmax`.
     """
     return _softmax(program.softmax_kernel, x)
 

@@ -1,8 +1,7 @@
 """One Triton program per row: the row is read once and written once.
 
 Builds on: `kernels.eager`, whose five kernels become one.
-Changes: a program keeps its row in registers from the load to the store, as long as the
-    registers of 4 warps suffice.
+Changes: a program keeps its row in registers, if those of 4 warps suffice.
 Costs: reads MN values and writes MN, in one kernel of M programs.
 Source: Tillet, Kung and Cox, "Triton", MAPL 2019; Triton's tutorials 1 and 2; Numba's
     documentation of CUDA kernels.
@@ -98,8 +97,7 @@ def add(x: torch.Tensor, y: torch.Tensor, *, block: int = 1024) -> torch.Tensor:
         )
     output = torch.empty_like(x)
     if len(x):
-        grid = (triton.cdiv(len(x), block),)
-        add_kernel[grid](output, x, y, len(x), BLOCK=block)
+        add_kernel[(triton.cdiv(len(x), block),)](output, x, y, len(x), BLOCK=block)
     return output
 
 
@@ -120,6 +118,16 @@ def _require_vector(name: str, vector: torch.Tensor) -> None:
         )
 
 
+def validate(x: torch.Tensor) -> None:
+    """Raises TypeError or ValueError if x is no matrix as `softmax` takes it."""
+    backend.validate(x, max_cols=MAX_COLS, contiguous=True)
+    if x.numel() >= 2**31:
+        raise ValueError(
+            "x must have fewer than 2^31 elements for this kernel's 32-bit offsets, "
+            f"got {x.numel()}; kernels.strided.softmax has 64-bit offsets"
+        )
+
+
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """Computes the softmax of every row of a contiguous matrix.
 
@@ -133,12 +141,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     Raises:
         TypeError, ValueError: x is no such matrix.
     """
-    backend.validate(x, max_cols=MAX_COLS, contiguous=True)
-    if x.numel() >= 2**31:
-        raise ValueError(
-            "x must have fewer than 2^31 elements for this kernel's 32-bit offsets, "
-            f"got {x.numel()}; kernels.strided.softmax has 64-bit offsets"
-        )
+    validate(x)
     output = torch.empty_like(x)
     if x.numel():
         n_rows, n_cols = x.shape
