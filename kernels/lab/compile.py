@@ -105,7 +105,7 @@ class Compiled:
     @functools.cached_property
     def sass(self) -> str:
         """The machine code as text: instructions and labels, without addresses."""
-        text = _tool("nvdisasm", self.cubin, "--print-code")
+        text = tool("nvdisasm", self.cubin, "--print-code")
         found = re.findall(r"^(\.L\w+:)|^\s+/\*\w{4,}\*/\s+(.*?) *;", text, re.M)
         return "\n".join(label or f"    {code}" for label, code in found)
 
@@ -181,8 +181,8 @@ def aot_all(
             launch = launch.kernel, launch.arguments, dict(launch.constants)
         kernel, args, options = launch
         _check_kernel(kernel)
-        constants = {name: _without_data(value) for name, value in options.items()}
-        sent.append((kernel, tuple(map(_without_data, args)), constants))
+        constants = {name: without_data(value) for name, value in options.items()}
+        sent.append((kernel, tuple(map(without_data, args)), constants))
     return process.call_in("compiler", _compile, sent, gpu)
 
 
@@ -200,14 +200,15 @@ def _check_kernel(kernel: Any) -> None:
         )
 
 
-def _without_data(value: Any) -> Any:
+def without_data(value: Any) -> Any:
+    """Returns what the compiler sees of a tensor; any other value as it is."""
     return pointer_to(value) if isinstance(value, torch.Tensor) else value
 
 
 # ---- in the compiler's world ---------------------------------------------------------
 
 
-class _Target:
+class Target:
     """A Triton driver that compiling can ask, with one "device" per capability."""
 
     def __init__(self, capability: int) -> None:
@@ -224,7 +225,7 @@ class _Target:
 
 
 def _compile(launches: list[BareLaunch], gpu: Gpu) -> list[Compiled]:
-    triton.runtime.driver.set_active(_Target(gpu.compute_capability))
+    triton.runtime.driver.set_active(Target(gpu.compute_capability))
     triton.knobs.compilation.disable_line_info = True
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -267,7 +268,7 @@ _resources: dict[str, tuple[int, int]] = {}
 
 def _count_resources(kernel: Any) -> tuple[int, int]:
     """Returns the registers and the spilled bytes per thread."""
-    usage = _tool("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
+    usage = tool("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     return registers, _spills(kernel) if stack else 0
 
@@ -288,8 +289,20 @@ def _without_locations(ir: str) -> str:
     return re.sub(r"^#loc.*\n", "", ir, flags=re.M)
 
 
-def _tool(name: str, cubin: bytes, *options: str) -> str:
-    """Runs a binary utility of Triton's wheel on machine code; drops its warnings."""
+def tool(name: str, cubin: bytes, *options: str) -> str:
+    """Runs a binary utility of Triton's wheel on machine code; drops its warnings.
+
+    Args:
+        name: "nvdisasm" or "cuobjdump".
+        cubin: the machine code.
+        options: of the command line, before the file's name.
+
+    Returns:
+        What the utility prints.
+
+    Raises:
+        RuntimeError: the utility fails.
+    """
     path = getattr(triton.knobs.nvidia, name).path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

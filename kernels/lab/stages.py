@@ -153,7 +153,7 @@ def trace(
     if isinstance(kernel, Launch):
         kernel, args, options = kernel.kernel, kernel.arguments, dict(kernel.constants)
     name, owners, source = _statements(kernel)
-    args = tuple(map(compiling._without_data, args))
+    args = tuple(map(compiling.without_data, args))
     texts = process.call_in("compiler", _with_lines, kernel, args, options, gpu)
     stages = {
         stage: tuple(Line(text, owners.get(number)) for text, number in found)
@@ -210,7 +210,7 @@ def _inside(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
 Numbered = list[tuple[str, int | None]]  # lines, and their line of the kernel's file
 
 
-class _WithLines(compiling._Target):
+class _WithLines(compiling.Target):
     """A target whose kernels Triton keeps apart from those without line numbers."""
 
     def get_current_device(self) -> int:
@@ -227,7 +227,7 @@ def _with_lines(kernel: Any, args: tuple, options: dict, gpu: Gpu) -> dict:
         target = made.metadata.target
         assemble = make_backend(target).make_cubin
         cubin = assemble(_renumbered(ptx), {}, made.metadata, target.arch)
-    sass = compiling._tool("nvdisasm", cubin, "--print-code", "--print-line-info")
+    sass = compiling.tool("nvdisasm", cubin, "--print-code", "--print-line-info")
     return {
         "ttir": _mlir(made.asm["ttir"]),
         "ttgir": _mlir(made.asm["ttgir"]),
@@ -442,11 +442,11 @@ def times(
     gpu = gpu if isinstance(gpu, Gpu) else named(gpu)
     if isinstance(kernel, Launch):
         kernel, args, options = kernel.kernel, kernel.arguments, dict(kernel.constants)
-    args = tuple(map(compiling._without_data, args))
+    args = tuple(map(compiling.without_data, args))
     return process.call_in("compiler", _timed, kernel, args, options, gpu, repeats)
 
 
-class _Anew(compiling._Target):
+class _Anew(compiling.Target):
     """A target that no kernel was compiled for before."""
 
     def get_current_device(self) -> object:

@@ -78,7 +78,7 @@ def test_disassembling_prints_nothing(capfd):
 
 def test_a_tool_that_fails_is_named():
     with pytest.raises(RuntimeError, match=r"nvdisasm failed: \w+"):
-        compile._tool("nvdisasm", b"no machine code")
+        compile.tool("nvdisasm", b"no machine code")
 
 
 def test_launches_that_share_a_kernel_have_one_key():

@@ -434,7 +434,7 @@ def test_a_kept_launch_is_patched_as_well():
 
 def compile_patched():
     """What is compiled before, under and after a patch: (PTX, and what is reused)."""
-    triton.runtime.driver.set_active(compile._Target(90))
+    triton.runtime.driver.set_active(compile.Target(90))
     args = Pointer(torch.float32), Pointer(torch.float32), 100, 100, 100
 
     def made():
