@@ -24,9 +24,16 @@ os.environ.setdefault("COURSE_WAIT_SILENTLY", "1")
 
 from kernels.lab import backend  # noqa: E402 - only found once the root is on the path
 
-# Every chapter runs in 14 GB of the GPU's memory, so its notebook is tested in 14 GB.
-# Set once this process has its own memory: only processes that it starts are limited.
-os.environ.setdefault("COURSE_GPU_GB", "14")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every chapter runs in 14 GB of the GPU's memory: notebooks are tested in 14 GB.
+
+    The backend is imported by now, so that only processes that this one starts are
+    limited. With xdist those are the workers, which run the unit tests: they set the
+    limit themselves, for the notebooks' processes.
+    """
+    if not config.getoption("numprocesses", None):
+        os.environ.setdefault("COURSE_GPU_GB", "14")
 
 
 def pytest_report_header() -> str:
