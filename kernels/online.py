@@ -99,7 +99,8 @@ def softmax_kernel(
     FIRST: tl.constexpr = "evict_last" if HINTS else ""
     SECOND: tl.constexpr = "evict_first" if HINTS else ""
     WIDTH: tl.constexpr = BLOCK_COLS // ACCUMULATORS
-    DOUBLE: tl.constexpr = input_ptr.dtype.element_ty == tl.float64
+    # The output may have a wider dtype than the input, and has no narrower one.
+    DOUBLE: tl.constexpr = output_ptr.dtype.element_ty == tl.float64
     DTYPE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     # A block has the shape (ROWS, WIDTH, ACCUMULATORS). The loop reduces along WIDTH,
     # inside a thread; threads exchange values only once, after the loop.
