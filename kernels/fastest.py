@@ -18,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
 from kernels.lab import backend
-from kernels.lab.launch import CachedLaunch
+from kernels.lab.launch import CachedLaunch, n_sms
 
 DTYPES = (*backend.DTYPES, torch.float64)
 ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
@@ -28,14 +28,13 @@ SHARED_ROW = 32768  # the same where there are too few rows to fill the GPU
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
-@functools.lru_cache(maxsize=4096)
 def choose(
     n_rows: int, n_cols: int, dtype: torch.dtype, aligned: bool | None = None
 ) -> str:
     """The chapter whose kernel takes a matrix with adjacent columns.
 
     The rule is read off the measurements of this chapter. Up to LONGEST_TILE bytes one
-    program takes a whole row; if the matrix is too small to fill the GPU, only up to
+    program takes a whole row; if the matrix is too small to fill this GPU, only up to
     SHARED_ROW bytes. Programs share longer rows. `online` takes what the other kernels
     do not take.
 
@@ -48,7 +47,7 @@ def choose(
     row_bytes = n_cols * dtype.itemsize
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
         return "online"
-    few = n_rows * row_bytes < cooperative.FEW_BYTES
+    few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
     if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
         if aligned is None:
             aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
@@ -88,7 +87,7 @@ def softmax(
     """
     if out is None and type(dim) is int and _is_plain(x):
         if x.requires_grad and torch.is_grad_enabled():
-            return _rules().differentiable.apply(_run, x, dim, dtype)
+            return _rules().apply(_run, x, dim, dtype)
         return _run(x, dim, dtype)
     from kernels.lab import operator  # inference on plain tensors never needs it
 
@@ -103,6 +102,11 @@ def softmax(
     return out
 
 
+_transforms_are_active = torch._C._are_functorch_transforms_active
+_n_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
+
+
 def _is_plain(x: object) -> bool:
     """Whether a kernel may take x by its address; otherwise the operator takes it.
 
@@ -113,10 +117,10 @@ def _is_plain(x: object) -> bool:
     return (
         not is_dynamo_compiling()
         and type(x) is torch.Tensor
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
+        and not _transforms_are_active()
+        and not _n_dispatch_modes()
         and forward_ad._current_level < 0
-        and torch._C._get_tracing_state() is None
+        and _tracing_state() is None
         and not x.is_neg()
     )
 

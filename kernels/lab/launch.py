@@ -115,8 +115,8 @@ class CachedLaunch:
     Triton inspects every argument of every call to find the compiled kernel. But two
     calls of one `Launch` differ only in the tensors' addresses and in the tag, neither
     of which decides what Triton compiles. So the kernel that the first call finds
-    serves all later calls. In the interpreter there is no compiled kernel, and every
-    call is like the first.
+    serves all later calls, by `kernels.lab.direct` where it can. In the interpreter
+    there is no compiled kernel, and every call is like the first.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -127,16 +127,26 @@ class CachedLaunch:
         constexprs = [value for key, value in launch.constants.items() if key.isupper()]
         self.rest = (*launch.scalars, *constexprs)
         self.compiled: Any = None
+        self.direct: Any = None  # launches what is compiled, given addresses
 
     def __call__(self, output: torch.Tensor, x: torch.Tensor) -> None:
         """Launches the kernel on tensors like those that the launch was made from."""
         if self.compiled is None:
             self.compiled = self.launch(output, x)
+            if self.compiled is not None:
+                from kernels.lab import direct  # the interpreter never needs it
+
+                n = 2 if self.take is None else 4
+                self.direct = direct.bind(self.compiled, self.grid, n, self.rest)
+            return
+        extra = () if self.take is None else self.take(x.device)
+        if self.direct is None:
+            self.compiled[self.grid](output, x, *extra, *self.rest)
         elif self.take is None:
-            self.compiled[self.grid](output, x, *self.rest)
+            self.direct(output.data_ptr(), x.data_ptr())
         else:
-            words, tag = self.take(x.device)
-            self.compiled[self.grid](output, x, words, tag, *self.rest)
+            words, tag = extra
+            self.direct(output.data_ptr(), x.data_ptr(), words.data_ptr(), tag)
 
 
 # ---- memory that the programs of one call share --------------------------------------
