@@ -1,8 +1,9 @@
 """Programs that share a row: right with partners and without, and never stuck."""
 
+import dataclasses
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -13,8 +14,8 @@ from triton.language.extra import cuda
 from kernels import cooperative, unaligned
 from kernels.cooperative import Config
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
+from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from kernels.online import exp_shifted_or_zero
 from tests.helpers import TOLERANCES, assert_right, expected, matrix, patched
 
 INF, NAN = float("inf"), float("nan")
@@ -28,7 +29,11 @@ def like(x: torch.Tensor) -> torch.Tensor:
 
 
 def config_for(
-    output: torch.Tensor, x: torch.Tensor, block_cols: int, num_warps: int = 1
+    output: torch.Tensor,
+    x: torch.Tensor,
+    block_cols: int,
+    num_warps: int = 1,
+    patience: int = 50,
 ) -> Config:
     """A configuration of parts so narrow for these tensors."""
     n_cols = x.shape[1]
@@ -40,7 +45,7 @@ def config_for(
     n_parts = triton.cdiv(body, block_cols)
     block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
     shape = n_parts, block_cols, block_parts
-    return Config(*shape, vector, edges, same_shift, num_warps)
+    return Config(*shape, vector, edges, same_shift, patience, num_warps)
 
 
 class Call:
@@ -52,9 +57,10 @@ class Call:
         block_cols: int = 16,
         *,
         output: torch.Tensor | None = None,
+        **how: int,
     ) -> None:
         self.x, self.output = x, like(x) if output is None else output
-        self.config = config_for(self.output, x, block_cols)
+        self.config = config_for(self.output, x, block_cols, **how)
         self.prepared = cooperative.launch_for(self.output, x, self.config)
         self.n_programs = self.prepared.grid[0]
         n_words = self.prepared.workspace.n_words
@@ -79,7 +85,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_parts(x: torch.Tensor, block_cols: int = 16) -> torch.Tensor:
-    """In the interpreter, no program but the last of a row finds its partners."""
+    """In the interpreter, a row's first program finds no partner, and helps all."""
     return Call(rows_of(x), block_cols).launch() if x.numel() else like(x)
 
 
@@ -286,16 +292,18 @@ def test_moves_every_value_once_if_partners_are_there(shape):
     assert moved == meter.fused(*shape)[:2]
     words = 2 * n_parts * shape[0]
     assert launch.written_indices == words
-    assert launch.read_indices == words + words * n_parts  # swapped out; polled once
+    assert launch.read_indices == 2 * words + words * n_parts  # seen, swapped; a look
 
 
-def test_reads_the_row_again_if_partners_are_not_there():
-    n_rows, n_cols, block_cols = 2, 64, 16
+@pytest.mark.parametrize("n_parts", [2, 4, 16, 64])
+def test_reads_a_row_twice_if_partners_are_not_there(n_parts):
+    """Not once for each part: a program that helps spares the others its work."""
+    n_rows, block_cols = 2, 16
+    n_cols = n_parts * block_cols
     traffic = meter.count(by_parts, matrix(n_rows, n_cols))
     (launch,) = (op for op in traffic.rows if op.grid)
-    unassisted = n_cols // block_cols - 1  # parts of a row, in the interpreter
-    again = unassisted * (n_cols + block_cols)
-    assert launch.read_values == n_rows * (n_cols + again)
+    # The first program of a row computes all other parts, and its own a second time.
+    assert launch.read_values == n_rows * 2 * n_cols
     assert launch.written_values == n_rows * n_cols
 
 
@@ -303,6 +311,88 @@ def test_a_row_of_one_part_needs_no_partner():
     x = matrix(3, 2000)
     moved = meter.count(cooperative.softmax, x)
     assert moved.values[:2] == meter.fused(3, 2000)[:2]
+
+
+# ---- the same bits, however the programs meet ----------------------------------------
+
+
+def bits(y: torch.Tensor) -> torch.Tensor:
+    return y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
+
+
+@pytest.mark.parametrize(("n_cols", "block_cols"), [(70, 16), (96, 32), (1001, 128)])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_results_do_not_depend_on_who_waits(dtype, n_cols, block_cols):
+    x = matrix(5, n_cols, dtype, scale=9.0)
+    x[1, 10:40], x[2], x[3, 5] = -INF, -INF, INF
+    parted, together = by_parts(x, block_cols), by_partners(x, block_cols)
+    assert torch.equal(bits(parted), bits(together))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stride", [2**20, 2**20 + 3])
+@pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, stride):
+    for n_rows in (1, 300):
+        x = matrix(n_rows, n_cols, dtype, stride=stride)
+        y = torch.empty(n_rows, n_cols, dtype=dtype, device=x.device)
+        kept = cooperative.launch_for(y, x)
+        at_once = dataclasses.replace(kept, constants={**kept.constants, "PATIENCE": 1})
+        results = []
+        for launch in 5 * [kept, at_once]:
+            launch(y, x)
+            results.append(bits(y).clone())
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert_right(y, x)
+
+
+# ---- in place ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stride", [70, 72, 73])
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_output_may_be_the_input(dtype, offset, stride):
+    x = matrix(3, 70, dtype, stride=stride, offset=offset)
+    before = x.clone()
+    assert_right(Call(x, output=x).launch(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("patience", [1, 50])
+@pytest.mark.parametrize("n_cols", [2**17, 100_003, 2**20])
+def test_the_output_may_be_the_input_of_real_configs(n_cols, patience):
+    for dtype in backend.DTYPES:
+        before = matrix(64, n_cols, dtype)
+        for _ in range(5):
+            x = before.clone()
+            launch = cooperative.launch_for(x, x)
+            constants = {**launch.constants, "PATIENCE": patience}
+            dataclasses.replace(launch, constants=constants)(x, x)
+            assert_right(x, before)
+
+
+@triton.jit
+def publish_kernel(word_ptr, seen, tag):
+    cooperative.publish(word_ptr, seen, tl.full((), 2.0, tl.float32), tag)
+
+
+def published(there: int, seen: int) -> int:
+    """What is left of a word when a program publishes that has seen another word."""
+    word = torch.tensor([there], device=backend.DEVICE)
+    publish_kernel[(1,)](word, seen, TAG)
+    return word.item()
+
+
+def test_what_the_parts_own_program_has_published_stays():
+    """A helper may have read x after that program had written its results there."""
+    old, fresh, others = (garbage(1, tag).item() for tag in (TAG - 1, TAG, TAG + 1))
+    two = 0x40000000  # 2.0
+    assert published(old, seen=old) == (two << 32) | TAG
+    assert published(fresh, seen=old) == fresh  # published after it was seen
+    assert published(fresh, seen=fresh) == fresh  # published before
+    assert published(others, seen=old) == others
 
 
 # ---- without partners ----------------------------------------------------------------
@@ -354,10 +444,6 @@ def test_programs_of_a_real_config_without_partners_are_right(n_cols):
 # ---- wrong kernels -------------------------------------------------------------------
 
 
-def without_rescaling(max_a, sum_a, max_b, sum_b):
-    return tl.maximum(max_a, max_b), sum_a + sum_b
-
-
 def without_rescaling_an_axis(maxima, sums, AXIS: tl.constexpr):
     row_max = tl.max(maxima, axis=AXIS, keep_dims=True)
     return row_max, tl.sum(sums, axis=AXIS, keep_dims=True)
@@ -400,32 +486,24 @@ def assert_without_the_last_part(n_cols: int) -> None:
     torch.testing.assert_close(y, expected(x)[:, : y.shape[1]], **near)
 
 
-def of_the_part_alone(output_ptr, row_ptr, first, end, n_cols):
-    row_max = -float("inf")
-    row_sum = 0.0
-    for start in range(first, end, cooperative.UNASSISTED_COLS):
-        cols = start + tl.arange(0, cooperative.UNASSISTED_COLS)
-        x = tl.load(row_ptr + cols, mask=cols < end, other=-float("inf"))
-        block_max = tl.max(x, axis=0)
-        block_sum = tl.sum(exp_shifted_or_zero(x, block_max), axis=0)
-        row_max, row_sum = cooperative.merge(row_max, row_sum, block_max, block_sum)
-    for start in range(first, end, cooperative.UNASSISTED_COLS):
-        cols = start + tl.arange(0, cooperative.UNASSISTED_COLS)
-        x = tl.load(row_ptr + cols, mask=cols < end)
-        y = exp_shifted_or_zero(x, row_max) / row_sum
-        tl.store(output_ptr + cols, y, mask=cols < end)
+def nothing_is_missing(words_ptr, tag, N_PARTS, BLOCK_PARTS):
+    maxima, sums, missing, n_missing = look(words_ptr, tag, N_PARTS, BLOCK_PARTS)
+    return maxima, sums, missing, n_missing * 0
 
 
-def nothing_is_missing(max_words, sum_words, is_part, tag):
-    return tl.sum(is_part.to(tl.int32), axis=0) * 0
+def twice_the_value(word_ptr, seen, value, tag):
+    tl.atomic_xchg(word_ptr, pack(2 * value, tag), sem="relaxed")
+
+
+look, pack = cooperative.look, cooperative.pack
 
 
 @pytest.mark.parametrize(
     ("helper", "wrong"),
     [
-        ("merge", without_rescaling),
-        ("softmax_part_unassisted", of_the_part_alone),
-        ("n_missing", nothing_is_missing),
+        ("merge_axis", without_rescaling_an_axis),
+        ("look", nothing_is_missing),
+        ("publish", twice_the_value),
     ],
 )
 @pytest.mark.parametrize("n_cols", [3072, 3075])
@@ -455,6 +533,7 @@ def test_words_of_any_call_taken_are_caught():
 
 # ---- the configuration ---------------------------------------------------------------
 
+H200_SMS, FEW_SMS = 132, 20
 SIZES = [
     (n_rows, n_cols, size)
     for n_rows in (1, 3, 64, 1000, 10**6)
@@ -463,12 +542,13 @@ SIZES = [
 ]
 
 
+@pytest.mark.parametrize("sms", [H200_SMS, FEW_SMS])
 @pytest.mark.parametrize("edges", [True, False])
-def test_configs_hold_their_rows(edges):
+def test_configs_hold_their_rows(edges, sms):
     for n_rows, n_cols, size in SIZES:
         vector = 16 // size
         given = 1 if edges else vector
-        config = cooperative.choose_config(n_rows, n_cols, size, given, True)
+        config = cooperative.choose_config(n_rows, n_cols, size, given, True, sms)
         assert (config.edges, config.vector) == (edges, vector)
         body = max(n_cols // vector * vector, 1) if edges else n_cols
         held = config.n_parts * config.block_cols
@@ -484,16 +564,77 @@ def test_configs_hold_their_rows(edges):
 def test_few_rows_have_more_and_smaller_parts():
     for n_cols in (2**16, 2**18, 2**20):
         few, many = (
-            cooperative.choose_config(n_rows, n_cols, 4, 4, True)
+            cooperative.choose_config(n_rows, n_cols, 4, 4, True, H200_SMS)
             for n_rows in (1, 10_000)
         )
         assert few.block_cols <= many.block_cols
         assert few.n_parts >= many.n_parts
-    assert cooperative.choose_config(1, 2**16, 4, 4, True).block_cols == 2048
+    assert cooperative.choose_config(1, 2**16, 4, 4, True, H200_SMS).block_cols == 2048
 
 
 def test_a_row_of_a_part_or_less_is_one_program():
-    assert cooperative.choose_config(1000, 100, 4, 4, True).n_parts == 1
+    config = cooperative.choose_config(1000, 100, 4, 4, True, H200_SMS)
+    assert config.n_parts == 1
+
+
+@pytest.fixture(params=[("T4", 20), ("T4", 7), ("RTX 5090", 20), ("H200", 16)])
+def small_gpu(request, monkeypatch) -> Iterator[gpu.Gpu]:
+    """A GPU of few SMs, as a part of a GPU under MIG is. Launches are made for it."""
+    name, sms = request.param
+    small = dataclasses.replace(gpu.named(name), name=f"{name} in part", sms=sms)
+    sizes = sms, small.threads_per_sm
+    monkeypatch.setattr(launch_module, "sms_and_threads", lambda: sizes)
+    cooperative.choose_config.cache_clear()
+    yield small
+    cooperative.choose_config.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_programs_wait_only_for_parts_that_run_with_them(small_gpu, dtype):
+    """Otherwise they would all wait in vain, until their patience ends."""
+    waits = []
+    for n_rows, n_cols in itertools.product((1, 50), (2**17, 300_001, 10**6, 2**22)):
+        x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
+        launch = cooperative.launch_for(x, x)
+        found = occupancy.of(compile.aot(launch, gpu=small_gpu))
+        resident = launch.constants["N_PARTS"] <= found.blocks_per_sm * small_gpu.sms
+        waits.append(launch.constants["PATIENCE"] > 1)
+        assert waits[-1] <= resident, (n_rows, n_cols, str(found))
+    assert any(waits) and not all(waits)
+
+
+def test_what_is_few_depends_on_the_gpu():
+    for sms, block_cols in ((H200_SMS, 2048), (FEW_SMS, 8192)):
+        config = cooperative.choose_config(40, 2**16, 4, 4, True, sms)  # 10 MiB
+        assert config.block_cols == block_cols
+
+
+@triton.jit
+def choose_kernel(tasks_ptr, words_ptr, tag, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Every program stores which program it would help."""
+    own = tl.program_id(0)
+    task = cooperative.choose_task(words_ptr, own, tag, N, BLOCK)
+    tl.store(tasks_ptr + own, task)
+
+
+@pytest.mark.parametrize("n_resident", [1, 5, 12, 63])
+@pytest.mark.parametrize("n_parts", [63, 64, 100])
+def test_helpers_share_the_missing_parts(n_parts, n_resident):
+    """A row's first programs help in step, as if the GPU ran only these at once."""
+    words = torch.zeros(2, n_parts, dtype=torch.int64, device=backend.DEVICE)
+    words[:, :n_resident] = TAG
+    helped = 0
+    while (words[0] != TAG).any():
+        tasks = torch.full((n_resident,), -1, device=backend.DEVICE)
+        choose_kernel[(n_resident,)](tasks, words, TAG, n_parts, 128)
+        assert (words[0, tasks] != TAG).all()
+        words[:, tasks] = TAG
+        helped += n_resident
+    rest = n_parts - n_resident
+    assert helped <= rest + n_resident  # the last round has fewer parts than helpers
+    tasks = torch.full((n_resident,), -1, device=backend.DEVICE)
+    choose_kernel[(n_resident,)](tasks, words, TAG, n_parts, 128)
+    assert tasks.tolist() == list(range(n_resident))  # none is missing
 
 
 @pytest.mark.parametrize(
@@ -524,11 +665,11 @@ def compiled(dtype: torch.dtype, n_rows: int, n_cols: int) -> tuple[Compiled, in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_words_travel_whole_and_without_fences(dtype):
     kernel, _ = compiled(dtype, 1000, 2**17)
-    exchanges = kernel.lines(r"atom\S*\.exch")
+    exchanges = kernel.lines(r"atom\S*\.cas")
     assert len(exchanges) == 2
     assert all(".relaxed" in line and ".b64" in line for line in exchanges)
-    polls = kernel.lines(r"ld\.volatile")
-    assert len(polls) >= 4 and all("64 " in line for line in polls)
+    looks = kernel.lines(r"ld\.volatile")
+    assert len(looks) >= 6 and all("64 " in line for line in looks)
     assert not kernel.count(r"\b(fence|membar)\b")
 
 

@@ -13,13 +13,11 @@ Weighed: Triton's `preload` and its ahead-of-time tools (from a signature by han
 """
 
 import functools
-import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 from kernels.lab import backend
 
@@ -99,7 +97,7 @@ class Launch:
         Returns:
             Triton's compiled kernel; None in the interpreter.
         """
-        extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
+        extra = self.workspace.taker()(tensors[-1].device) if self.workspace else ()
         return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
 
     @property
@@ -122,7 +120,7 @@ class CachedLaunch:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.grid = (*launch.grid, 1, 1)[:3]
-        self.take = launch.workspace.take if launch.workspace else None
+        self.take = launch.workspace.taker() if launch.workspace else None
         # A compiled kernel takes every argument by position, its constexprs too.
         constexprs = [value for key, value in launch.constants.items() if key.isupper()]
         self.rest = (*launch.scalars, *constexprs)
@@ -149,18 +147,9 @@ class CachedLaunch:
             self.direct(output.data_ptr(), x.data_ptr(), words.data_ptr(), tag)
 
 
-# ---- memory that the programs of one call share --------------------------------------
-
-LAST_TAG = 2**31 - 1  # tags are 1 to this; 0 is what a cleared word holds
-
-
 @dataclass(frozen=True)
 class Workspace:
     """Memory in which the programs of one call exchange values.
-
-    Every word that a program writes carries the tag of its call. Words that an earlier
-    call left carry another tag, so nothing is cleared between calls. Calls on one
-    stream run one after the other, so they share the words of that stream.
 
     Attributes:
         n_words: how many 64-bit words a call needs.
@@ -168,50 +157,38 @@ class Workspace:
 
     n_words: int
 
-    def take(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        """Returns words for one call on the current stream of a device, and its tag.
+    def taker(self) -> Callable[[torch.device], tuple[torch.Tensor, int]]:
+        """Returns a function of a device: words for one call there, and the call's tag.
 
-        A call that a CUDA graph captures gets words of its own. They live as long as
-        the graph, and every replay clears them first.
-
-        Args:
-            device: where the call will run.
-
-        Returns:
-            At least n_words words (int64), in which no word carries the tag.
+        `kernels.lab.words.take` is that function, and says how long the words live.
         """
-        if backend.INTERPRETED or torch.cuda.is_current_stream_capturing():
-            return torch.zeros(self.n_words, dtype=torch.int64, device=device), 1
-        stream = triton.runtime.driver.active.get_current_stream(device.index)
-        return words_of(device.index, stream).take(self.n_words, device)
+        from kernels.lab import words  # only launches with a workspace need it
+
+        return functools.partial(words.take, self.n_words)
 
 
-class StreamWords:
-    """The words that the calls on one stream share, and the tags that are left.
+def sms_and_threads() -> tuple[int, int]:
+    """The SMs of the current GPU, and the threads that an SM holds; else an H200's.
 
-    Threads may launch on one stream at the same time. So the words and their tags are
-    replaced together, and each call reads the pair once: whatever the other threads do
-    meanwhile, its words are enough, and no earlier call on these words had its tag.
+    Under MIG, only the SMs of this process's part of the GPU count.
     """
-
-    def __init__(self) -> None:
-        self.current = torch.empty(0, dtype=torch.int64), itertools.count(1)
-
-    def take(self, n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
-        """See `Workspace.take`."""
-        words, tags = self.current
-        tag = next(tags)
-        if tag > LAST_TAG:  # a word may carry any tag, so the next calls get new words
-            words, tags = words[:0], itertools.count(1)
-            tag = next(tags)
-        if len(words) < n_words:
-            size = triton.next_power_of_2(n_words)
-            words = torch.zeros(size, dtype=torch.int64, device=device)
-            self.current = words, tags
-        return words, tag
+    if backend.INTERPRETED:
+        return 132, 2048
+    here = torch.cuda.get_device_properties()
+    return here.multi_processor_count, here.max_threads_per_multi_processor
 
 
-@functools.cache
-def words_of(device_index: int, stream: int) -> StreamWords:
-    """The words of a stream, which is named by its handle."""
-    return StreamWords()
+def n_sms() -> int:
+    """The SMs of the current GPU; see `sms_and_threads`."""
+    return sms_and_threads()[0]
+
+
+def programs_at_once(num_warps: int, maxnreg: int) -> int:
+    """How many programs the current GPU runs at once, by their threads and registers.
+
+    Args:
+        num_warps: of a program.
+        maxnreg: registers of a thread, at most. An SM has 65536.
+    """
+    sms, threads = sms_and_threads()
+    return sms * (min(threads, 65536 // maxnreg) // (32 * num_warps))
