@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
@@ -56,12 +57,12 @@ def choose(
 
 
 def softmax(
-    x: torch.Tensor,
+    x: Tensor,
     dim: int = -1,
     *,
     dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: Tensor | None = None,
+) -> Tensor:
     """The softmax of x along a dimension.
 
     Works under `torch.compile` and `torch.func`, which see one operator, in CUDA
@@ -116,7 +117,7 @@ def _is_plain(x: object) -> bool:
     """
     return (
         not is_dynamo_compiling()
-        and type(x) is torch.Tensor
+        and type(x) is Tensor
         and not _transforms_are_active()
         and not _n_dispatch_modes()
         and forward_ad._current_level < 0
@@ -126,11 +127,8 @@ def _is_plain(x: object) -> bool:
 
 
 def _run(
-    x: torch.Tensor,
-    dim: int,
-    dtype: torch.dtype | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: Tensor, dim: int, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
     """`softmax` of x's memory, where nothing records. out is apart from x, or None."""
     try:
         address, device = x.data_ptr(), x.get_device()
@@ -146,31 +144,26 @@ def _run(
     if device >= 0 and device != _current_device():  # a CPU's is -1
         with torch.cuda.device(device):
             return _run(x, dim, dtype, out)
-    if out is not None:
-        output = out
-    elif dtype is None and x.is_contiguous():
-        output = torch.empty_like(x)
-    else:
-        contiguous = torch.contiguous_format
-        output = torch.empty_like(x, dtype=dtype, memory_format=contiguous)
+    if out is None and dtype is None and x.is_contiguous():
+        out = torch.empty_like(x)
+    elif out is None:
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
     if launch is None:
         if len(_launches) >= MOST_LAUNCHES:
             _launches.clear()
-        launch = _launches[key] = _prepare(output, x, dim)
-    launch(output, x)
-    return output
+        launch = _launches[key] = _prepare(out, x, dim)
+    launch(out, x)
+    return out
 
 
 _current_device = getattr(torch._C, "_cuda_getDevice", None)  # where there is CUDA
 
 MOST_LAUNCHES = 4096
-_launches: dict[tuple, Callable[[torch.Tensor, torch.Tensor], None]] = {}
+_launches: dict[tuple, Callable[[Tensor, Tensor], None]] = {}
 """The prepared launch for each shape, strides, dtypes, device, dim and alignment."""
 
 
-def _prepare(
-    output: torch.Tensor, x: torch.Tensor, dim: int
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
     """Chooses a kernel for tensors like these, and prepares its launch.
 
     The launch takes the tensors as they are: a kernel is passed only their addresses.
@@ -202,9 +195,7 @@ def _prepare(
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix))
 
 
-def backward(
-    gradient: torch.Tensor, y: torch.Tensor, dim: int, dtype: torch.dtype
-) -> torch.Tensor:
+def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """The gradient for x, in x's dtype, from the gradient for y = softmax(x, dim)."""
     of_x = torch.ops.aten._softmax_backward_data(gradient, y, dim, y.dtype)
     return of_x if of_x.dtype == dtype else of_x.to(dtype)

@@ -449,6 +449,7 @@ def test_no_gradient_where_none_is_wanted():
 def test_is_a_proper_operator(x, dim):
     operator = torch.ops.kernels.softmax.default
     torch.library.opcheck(operator, (x, dim))
+    torch.library.opcheck(operator, (x, dim, torch.float64))
     if x.dtype.itemsize > 2:
         torch.library.opcheck(operator, (x.detach().clone().requires_grad_(), dim))
 
@@ -756,6 +757,46 @@ def test_compiles_with_out(how):
     assert_right(out, before)
     compiled(x, 0, out=x)
     assert_right(x, before, 0)
+
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(300, 64), (300, 33), (4, 50257), (4, 2**18)])
+def test_compiles_in_every_mode(mode, shape):
+    """The last two modes but one replay CUDA graphs from the third call on."""
+    torch.compiler.reset()
+
+    @partial(torch.compile, mode=mode, fullgraph=True)
+    def twice(x):
+        return fastest.softmax(fastest.softmax(x) * 2)
+
+    for seed in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = tensor(*shape, seed=seed)
+        between = fastest.softmax(x)
+        torch.testing.assert_close(twice(x), fastest.softmax(between * 2))
+    for seed in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = tensor(*shape, seed=seed)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        weights = tensor(*shape, seed=seed + 1)
+        (twice(ours) * weights).sum().backward()
+        (torch.softmax(torch.softmax(theirs, 1) * 2, 1) * weights).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_compiles_for_any_size(mode):
+    torch.compiler.reset()
+    compiled = torch.compile(attention, mode=mode, dynamic=True, fullgraph=True)
+    for n_cols in (64, 33, 1001, 50257, 2**18, 1001):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = tensor(3, n_cols)
+        torch.testing.assert_close(compiled(x, -1), attention(x, -1))
 
 
 # ---- the rule ------------------------------------------------------------------------
@@ -1147,3 +1188,10 @@ def test_another_gpu_than_the_current_one():
                 z = x.clone().requires_grad_()
                 assert_right(fastest.softmax(z).detach(), x)
         assert torch.cuda.current_device() == 0
+    x = tensor(3, 64).to("cuda:1")
+    fastest.softmax(x)
+    count = "allocation.all.allocated"
+    before = [torch.cuda.memory_stats(index)[count] for index in range(2)]
+    fastest.softmax(x)
+    after = [torch.cuda.memory_stats(index)[count] for index in range(2)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1]
