@@ -10,7 +10,6 @@ Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass par
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
@@ -202,20 +201,19 @@ class Config:
     maxnreg: int | None = None
 
 
-@functools.lru_cache(maxsize=4096)
 def choose_config(
-    n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool, sms: int
+    n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
 ) -> Config:
-    """The configuration for n_rows rows of n_cols values of element_size bytes.
+    """The configuration for n_rows rows of n_cols values, on the current GPU.
 
     While a program waits, only other programs load. So parts are large, and a thread's
     registers are capped, to keep as much of the matrix as possible in each SM. A small
     tensor has small parts instead, so that many SMs get one. Where the SMs cannot hold
     all parts of a row at once, it is no use to wait: a program looks once, and helps.
 
-    `unaligned.alignment` returns `vector` and `same_shift`; `sms` is the GPU's.
+    A value has element_size bytes. `unaligned.alignment` returns the other arguments.
     """
-    row_bytes = n_cols * element_size
+    sms, row_bytes = launch.n_sms(), n_cols * element_size
     n_bytes = n_rows * row_bytes
     long = n_bytes >= MANY_BYTES * sms and row_bytes >= LONG_BYTES[element_size]
     if n_bytes < FEW_BYTES * sms:
@@ -248,8 +246,7 @@ def launch_for(
     """
     n_rows, n_cols = x.shape
     if config is None:
-        given = x.element_size(), *alignment(output, x), launch.n_sms()
-        config = choose_config(n_rows, n_cols, *given)
+        config = choose_config(n_rows, n_cols, x.element_size(), *alignment(output, x))
     n_programs = n_rows * config.n_parts
     return Launch(
         kernel=softmax_kernel,

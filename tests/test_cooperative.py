@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from kernels.cooperative import Config
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
+from kernels.lab.launch import CachedLaunch
 from tests.helpers import TOLERANCES, assert_right, expected, matrix, patched
 
 INF, NAN = float("inf"), float("nan")
@@ -533,7 +534,6 @@ def test_words_of_any_call_taken_are_caught():
 
 # ---- the configuration ---------------------------------------------------------------
 
-H200_SMS, FEW_SMS = 132, 20
 SIZES = [
     (n_rows, n_cols, size)
     for n_rows in (1, 3, 64, 1000, 10**6)
@@ -542,13 +542,19 @@ SIZES = [
 ]
 
 
-@pytest.mark.parametrize("sms", [H200_SMS, FEW_SMS])
+def sizes_of(name: str, sms: int) -> Callable[[], tuple[int, int]]:
+    """What `launch.sms_and_threads` answers on a GPU of that name with fewer SMs."""
+    return lambda: (sms, gpu.named(name).threads_per_sm)
+
+
+@pytest.mark.parametrize("sms", [132, 20])
 @pytest.mark.parametrize("edges", [True, False])
-def test_configs_hold_their_rows(edges, sms):
+def test_configs_hold_their_rows(edges, sms, monkeypatch):
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of("H200", sms))
     for n_rows, n_cols, size in SIZES:
         vector = 16 // size
         given = 1 if edges else vector
-        config = cooperative.choose_config(n_rows, n_cols, size, given, True, sms)
+        config = cooperative.choose_config(n_rows, n_cols, size, given, True)
         assert (config.edges, config.vector) == (edges, vector)
         body = max(n_cols // vector * vector, 1) if edges else n_cols
         held = config.n_parts * config.block_cols
@@ -564,29 +570,25 @@ def test_configs_hold_their_rows(edges, sms):
 def test_few_rows_have_more_and_smaller_parts():
     for n_cols in (2**16, 2**18, 2**20):
         few, many = (
-            cooperative.choose_config(n_rows, n_cols, 4, 4, True, H200_SMS)
+            cooperative.choose_config(n_rows, n_cols, 4, 4, True)
             for n_rows in (1, 10_000)
         )
         assert few.block_cols <= many.block_cols
         assert few.n_parts >= many.n_parts
-    assert cooperative.choose_config(1, 2**16, 4, 4, True, H200_SMS).block_cols == 2048
+    assert cooperative.choose_config(1, 2**16, 4, 4, True).block_cols == 2048
 
 
 def test_a_row_of_a_part_or_less_is_one_program():
-    config = cooperative.choose_config(1000, 100, 4, 4, True, H200_SMS)
+    config = cooperative.choose_config(1000, 100, 4, 4, True)
     assert config.n_parts == 1
 
 
 @pytest.fixture(params=[("T4", 20), ("T4", 7), ("RTX 5090", 20), ("H200", 16)])
-def small_gpu(request, monkeypatch) -> Iterator[gpu.Gpu]:
+def small_gpu(request, monkeypatch) -> gpu.Gpu:
     """A GPU of few SMs, as a part of a GPU under MIG is. Launches are made for it."""
     name, sms = request.param
-    small = dataclasses.replace(gpu.named(name), name=f"{name} in part", sms=sms)
-    sizes = sms, small.threads_per_sm
-    monkeypatch.setattr(launch_module, "sms_and_threads", lambda: sizes)
-    cooperative.choose_config.cache_clear()
-    yield small
-    cooperative.choose_config.cache_clear()
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
+    return dataclasses.replace(gpu.named(name), name=f"{name} in part", sms=sms)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -603,10 +605,11 @@ def test_programs_wait_only_for_parts_that_run_with_them(small_gpu, dtype):
     assert any(waits) and not all(waits)
 
 
-def test_what_is_few_depends_on_the_gpu():
-    for sms, block_cols in ((H200_SMS, 2048), (FEW_SMS, 8192)):
-        config = cooperative.choose_config(40, 2**16, 4, 4, True, sms)  # 10 MiB
-        assert config.block_cols == block_cols
+@pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
+def test_what_is_few_depends_on_the_gpu(sms, block_cols, monkeypatch):
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of("H200", sms))
+    config = cooperative.choose_config(40, 2**16, 4, 4, True)  # 10 MiB
+    assert config.block_cols == block_cols
 
 
 @triton.jit
@@ -805,3 +808,52 @@ def test_a_row_with_more_parts_than_can_be_resident_ends():
     here = gpu.current()
     assert config.n_parts > here.sms * here.threads_per_sm // (4 * here.warp_size)
     assert_right(cooperative.softmax(x, config=config), x)
+
+
+def microseconds(function: Callable[[], None]) -> float:
+    """The least of five times of a function that starts and ends on the GPU."""
+    function()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e6 * min(times)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("longer", [3, 12])
+def test_rows_longer_than_what_is_resident_take_time_as_their_length(longer):
+    """Two readings take less than twice a copy's time; n readings took n times it."""
+    held = cooperative.HELD_BYTES * gpu.current().sms
+    x = torch.randn(1, longer * held // 4, device=backend.DEVICE)
+    if gpu.free_bytes() < 4 * x.nbytes:
+        pytest.skip("needs memory for the row's softmax in float64")
+    y = torch.empty_like(x)
+    launch = CachedLaunch(cooperative.launch_for(y, x))
+    copy = microseconds(lambda: y.copy_(x))
+    assert microseconds(lambda: launch(y, x)) < 3 * copy + 100
+    assert_right(y, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_two_streams_whose_rows_do_not_fit_together(share):
+    """They end within twice the time of one after the other."""
+    held = share * cooperative.HELD_BYTES * gpu.current().sms
+    x = torch.randn(16, int(held) // 16 * 4, device=backend.DEVICE)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    outputs = torch.empty_like(x), torch.empty_like(x)
+    launches = [CachedLaunch(cooperative.launch_for(y, x)) for y in outputs]
+
+    def on(used: tuple[torch.cuda.Stream, ...]) -> None:
+        for stream, launch, y in zip(used, launches, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                launch(y, x)
+
+    in_turn = microseconds(lambda: on((streams[0], streams[0])))
+    assert microseconds(lambda: on(streams)) < 2 * in_turn
+    for y in outputs:
+        assert_right(y, x)

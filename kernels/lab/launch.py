@@ -168,12 +168,9 @@ class Workspace:
 
 
 def sms_and_threads() -> tuple[int, int]:
-    """The SMs of the current GPU, and the threads that an SM holds; else an H200's.
-
-    Under MIG, only the SMs of this process's part of the GPU count.
-    """
+    """The SMs of the current GPU, under MIG of its part, and the threads of an SM."""
     if backend.INTERPRETED:
-        return 132, 2048
+        return 132, 2048  # an H200's
     here = torch.cuda.get_device_properties()
     return here.multi_processor_count, here.max_threads_per_multi_processor
 
