@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import cooperative, fastest, online, tiled, unaligned
-from kernels.lab import backend, check, compile, gpu, meter
+from kernels.lab import backend, check, compile, gpu, launch, meter
 from tests.helpers import FakeKernel, assert_right
 
 INF = float("inf")
@@ -828,6 +828,12 @@ MANY = 10**6
 )
 def test_known_answers(n_rows, n_cols, dtype, stem):
     assert fastest.choose(n_rows, n_cols, dtype) == stem
+
+
+@pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "tiled")])
+def test_what_fills_the_gpu_depends_on_the_gpu(sms, stem, monkeypatch):
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    assert fastest.choose(40, 2**14, torch.float32) == stem  # 2.5 MiB, rows of 64 KiB
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
