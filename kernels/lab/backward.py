@@ -24,7 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from kernels.lab import backend
+from kernels.lab import backend, direct
 from kernels.lab.launch import CachedLaunch, Launch
 
 DTYPES = (*backend.DTYPES, torch.float64)
@@ -75,9 +75,9 @@ class Backward:
         if _is_plain(gradient, y) and type(dim) is int:
             return self.run(gradient, y, dim, dtype)
         validate(gradient, y, dim, dtype)
-        traced = type(gradient) in TRACED and type(y) in TRACED
+        known = type(gradient) in TRACED and type(y) in TRACED
         transformed = torch._C._are_functorch_transforms_active()
-        if traced and not transformed and forward_ad._current_level < 0:
+        if known and not transformed and forward_ad._current_level < 0:
             return self.operator(gradient, y, dim, dtype)
         return self._by_reference(gradient, y, dim, dtype)
 
@@ -89,8 +89,8 @@ class Backward:
         dtype: torch.dtype | None,
     ) -> torch.Tensor:
         """The same from the tensors' memory, where nothing records."""
-        device = y.get_device()  # a CPU's is -1
-        key = (y.shape, gradient.shape, y.dtype, gradient.dtype, device, dim, dtype)
+        forms = y.shape, y.dtype, y.device, gradient.shape, gradient.dtype
+        key = (*forms, gradient.device, dim, dtype)
         try:
             launch = self.launches[key]
         except KeyError:
@@ -101,8 +101,8 @@ class Backward:
             launch = self.launches[key] = self._prepare(y, dim, dtype)
         if launch is None:
             return self._by_reference(gradient, y, dim, dtype).contiguous()
-        if device >= 0 and device != torch.cuda.current_device():
-            with torch.cuda.device(device):
+        if y.is_cuda and y.get_device() != torch.cuda.current_device():
+            with torch.cuda.device(y.device):
                 return self.run(gradient, y, dim, dtype)
         gradient, y = _aligned(gradient), _aligned(y)
         output = torch.empty(y.shape, dtype=dtype or y.dtype, device=y.device)
@@ -175,13 +175,20 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
     return x.clone() if x.data_ptr() & 15 else x
 
 
-def _call(launch: CachedLaunch, *tensors: torch.Tensor) -> None:
-    """Launches a kernel of any number of tensors, whose last is on its device."""
-    if launch.compiled is None:
-        launch.compiled = launch.launch(*tensors)
+def _call(cached: CachedLaunch, *tensors: torch.Tensor) -> None:
+    """`cached(*tensors)`, for any number of tensors."""
+    if cached.compiled is None:
+        cached.compiled = cached.launch(*tensors)
+        if cached.compiled is not None:
+            n = len(tensors) + (0 if cached.take is None else 2)
+            cached.direct = direct.bind(cached.compiled, cached.grid, n, cached.rest)
         return
-    extra = launch.take(tensors[-1].device) if launch.take else ()
-    launch.compiled[launch.grid](*tensors, *extra, *launch.rest)
+    extra = () if cached.take is None else cached.take(tensors[-1].device)
+    if cached.direct is None:
+        cached.compiled[cached.grid](*tensors, *extra, *cached.rest)
+        return
+    words = (extra[0].data_ptr(), extra[1]) if extra else ()
+    cached.direct(*[tensor.data_ptr() for tensor in tensors], *words)
 
 
 def validate(
