@@ -6,16 +6,17 @@ few kernels need. That takes some microseconds of a call. After the first call a
 is known but the stream and the addresses. So `bind` prepares the C function's call.
 
 The order of the C function's arguments is private to Triton and differs between its
-versions, so this module does not know it. `bind` has Triton's own launcher call a
-stand-in for the C function once, and notes where the stream and the kernel's arguments
-are. Where Triton's parts are not as expected, `bind` returns None, and launches go
-Triton's way.
+versions, so this module does not know it. For each kernel, `bind` has Triton's own
+launcher call a stand-in for the C function once, and notes what the stand-in is passed.
+Where Triton's parts are not as expected, `bind` returns None, and launches go Triton's
+way.
 
 Weighed: `cuLaunchKernel` by ctypes, which is slower than Triton's C function; and a C
 extension of our own, which needs a compiler wherever the course is installed.
 """
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,15 +41,13 @@ def bind(
         be the current one. None if this Triton does not launch as expected here.
     """
     try:
-        launcher, runtime = compiled.run, knobs.runtime
-        if launcher.global_scratch_size or launcher.profile_scratch_size:
-            return None  # Triton allocates memory for each launch
-        stream, varying = object(), tuple(object() for _ in range(n_varying))
-        arguments = (*varying, *rest)
-        before, after, are_nested = _places(compiled, grid, stream, arguments)
+        known = _known.get(compiled)
+        if known is None:
+            known = _known[compiled] = _places(compiled, n_varying, rest)
+        launch, after, are_nested = known
+        runtime, stream_of = knobs.runtime, torch._C._cuda_getCurrentRawStream
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         _ = enter.calls, leave.calls
-        launch, stream_of = launcher.launch, torch._C._cuda_getCurrentRawStream
         device = torch.cuda.current_device()
     except (AttributeError, TypeError, ValueError):
         return None
@@ -62,45 +61,49 @@ def bind(
         if is_watched():
             compiled[grid](*varying, *rest)
         else:
-            launch(*before, stream_of(device), *after, (*varying, *rest))
+            launch(*grid, stream_of(device), *after, (*varying, *rest))
 
     def launch_flat(*varying: int) -> None:
         if is_watched():
             compiled[grid](*varying, *rest)
         else:
-            launch(*before, stream_of(device), *after, *varying, *rest)
+            launch(*grid, stream_of(device), *after, *varying, *rest)
 
     return launch_nested if are_nested else launch_flat
 
 
-def _places(
-    compiled: Any, grid: tuple[int, int, int], stream: object, arguments: tuple
-) -> tuple[tuple, tuple, bool]:
-    """What Triton's launcher passes to its C function, besides stream and arguments.
+_known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+"""What `_places` has found for each compiled kernel, which many grids share."""
 
-    Args:
-        stream: a stand-in, which no other argument equals.
-        arguments: the kernel's, with stand-ins for those that vary.
+
+def _places(
+    compiled: Any, n_varying: int, rest: tuple
+) -> tuple[Callable[..., None], tuple, bool]:
+    """How Triton's launcher calls its C function for a compiled kernel.
 
     Returns:
-        What comes before the stream; what comes between the stream and the kernel's
-        arguments; and whether those are passed as one tuple, or singly.
+        The C function, whose first arguments are the grid and the stream; what it is
+        passed between the stream and the kernel's arguments; and whether the kernel's
+        arguments are passed as one tuple, or singly.
 
     Raises:
-        ValueError: they are elsewhere, or the C function is not called once.
+        AttributeError, TypeError, ValueError: the launcher calls no such function.
     """
+    launcher, spy = compiled.run, copy.copy(compiled.run)
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        raise ValueError("Triton allocates memory for each launch")
     calls: list[tuple] = []
-    launcher = copy.copy(compiled.run)
-    launcher.launch = lambda *passed: calls.append(passed)
+    spy.launch = lambda *passed: calls.append(passed)
+    # No value of a launch equals these, and no two of these are equal.
+    *grid, stream = (object() for _ in range(4))
+    arguments = (*(object() for _ in range(n_varying)), *rest)
     hooks = None, None, None  # the launch's description, and whom to tell of it
-    launcher(
-        *grid, stream, compiled.function, compiled.packed_metadata, *hooks, *arguments
-    )
+    spy(*grid, stream, compiled.function, compiled.packed_metadata, *hooks, *arguments)
     (passed,) = calls
     are_nested = isinstance(passed[-1], tuple | list)
     if are_nested:
         passed = (*passed[:-1], *passed[-1])
-    end, place = len(passed) - len(arguments), passed.index(stream)
-    if place >= end or passed[end:] != arguments:
-        raise ValueError("the kernel's arguments do not come last")
-    return passed[:place], passed[place + 1 : end], are_nested
+    end = len(passed) - len(arguments)
+    if passed[:4] != (*grid, stream) or passed[end:] != arguments or end < 4:
+        raise ValueError("the launch's arguments are in another order")
+    return launcher.launch, passed[4:end], are_nested

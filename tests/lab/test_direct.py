@@ -138,11 +138,22 @@ def two_calls(launcher):
     kind.__call__ = lambda self, *a: (self.launch(*a), self.launch(*a))
 
 
+def test_one_kernel_serves_many_grids():
+    compiled = Compiled(NestedLauncher())
+    first = direct.bind(compiled, GRID, 2, REST)
+    compiled.run.__class__ = FlatLauncher  # is not asked again
+    second = direct.bind(compiled, (5, 6, 1), 2, (1, *REST[1:]))
+    first(16, 32)
+    second(48, 64)
+    grids = [(passed[:3], passed[-1][:3]) for passed in compiled.passed]
+    assert grids == [(GRID, (16, 32, REST[0])), ((5, 6, 1), (48, 64, 1))]
+
+
 @pytest.mark.parametrize("change", [scratch, arguments_first, no_c_function, two_calls])
 def test_an_unknown_launcher_is_left_to_triton(change):
     launcher = type("Another", (FlatLauncher,), {})()
+    assert direct.bind(Compiled(launcher), GRID, 2, REST) is not None
     compiled = Compiled(launcher)
-    assert direct.bind(compiled, GRID, 2, REST) is not None
     change(launcher)
     assert direct.bind(compiled, GRID, 2, REST) is None
     assert direct.bind(types.SimpleNamespace(), GRID, 2, REST) is None
