@@ -89,21 +89,20 @@ class Backward:
         dtype: torch.dtype | None,
     ) -> torch.Tensor:
         """The same from the tensors' memory, where nothing records."""
+        if y.is_cuda and y.get_device() != torch.cuda.current_device():
+            with torch.cuda.device(y.device):
+                return self.run(gradient, y, dim, dtype)
         forms = y.shape, y.dtype, y.device, gradient.shape, gradient.dtype
         key = (*forms, gradient.device, dim, dtype)
         try:
             launch = self.launches[key]
         except KeyError:
             validate(gradient, y, dim, dtype)
-            launch = None
             if len(self.launches) >= MOST_LAUNCHES:
                 self.launches.clear()
             launch = self.launches[key] = self._prepare(y, dim, dtype)
         if launch is None:
             return self._by_reference(gradient, y, dim, dtype).contiguous()
-        if y.is_cuda and y.get_device() != torch.cuda.current_device():
-            with torch.cuda.device(y.device):
-                return self.run(gradient, y, dim, dtype)
         gradient, y = _aligned(gradient), _aligned(y)
         output = torch.empty(y.shape, dtype=dtype or y.dtype, device=y.device)
         _call(launch, output, gradient, y)
@@ -163,6 +162,7 @@ def _is_plain(*tensors: object) -> bool:
     recorded = torch.is_grad_enabled()
     return all(
         type(t) is torch.Tensor
+        and t.layout is torch.strided
         and not t.is_neg()
         and not (recorded and t.requires_grad)
         for t in tensors
