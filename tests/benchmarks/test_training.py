@@ -1,0 +1,98 @@
+"""A training step's softmax: every provider gets the same pair, and must be right."""
+
+import pytest
+import torch
+
+from benchmarks import peers, training
+from kernels.lab import backend, record
+
+SINGLE, HALF = torch.float32, torch.bfloat16
+
+
+def expected(both: torch.Tensor) -> torch.Tensor:
+    gradient, x = both.double()
+    y = torch.softmax(x, -1)
+    return y * (gradient - (gradient * y).sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("shape", [(3, 33), (64, 64), (1, 1)])
+def test_a_pair_is_two_aligned_matrices(dtype, shape):
+    both = training.pair(dtype, *shape)
+    assert both.shape == (2, *shape) and both.dtype == dtype
+    for matrix in both:
+        assert matrix.is_contiguous() and matrix.data_ptr() % 16 == 0
+    assert torch.equal(both, training.pair(dtype, *shape))
+    assert not torch.equal(both[0], both[1])
+
+
+@pytest.mark.parametrize("providers", [training.steps, training.ways_back])
+def test_all_providers_but_the_stream_are_gradients(providers):
+    both = training.pair(SINGLE, 3, 33)
+    found = providers()
+    assert list(found) == [
+        *("stream", "gradient", "torch", "torch.compile", "liger", "quack")
+    ]
+    assert torch.equal(found["stream"](both), both[0] + both[1])
+    for name in ("gradient", "torch"):
+        for _ in range(2):
+            result = found[name](both)
+            training.verify(both, result)
+            torch.testing.assert_close(
+                result, expected(both).float(), rtol=1e-4, atol=1e-6
+            )
+
+
+def test_the_way_back_computes_the_way_forth_once():
+    calls = []
+
+    def softmax(x):
+        calls.append(x.shape)
+        return torch.softmax(x, -1)
+
+    back = training.WayBack(softmax)
+    one, other = (training.pair(SINGLE, n, 8) for n in (2, 3))
+    for both in (one, one, other, other, one):
+        training.verify(both, back(both))
+    assert [shape[0] for shape in calls] == [2, 3, 2]
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+def test_verify_finds_what_is_wrong(dtype):
+    both = training.pair(dtype, 50, 200)
+    right = expected(both).to(dtype)
+    training.verify(both, right)
+    training.verify(both, training.stream(both))
+    y = torch.softmax(both[1], -1)
+    wrongs = {
+        "wrong result": right[:-1],
+        "wrong result.*dtype|wrong result: expected torch": right.double(),
+        "wrong gradient at row": both[0] * y,
+        "row 49": torch.cat([right[:-1], 2 * right[-1:]]),
+        "got nan": torch.full_like(right, float("nan")),
+    }
+    for words, wrong in wrongs.items():
+        with pytest.raises(ValueError, match=words):
+            training.verify(both, wrong)
+
+
+def test_peers_have_their_own_loaders():
+    for providers in (training.steps(), training.ways_back()):
+        for peer in peers.OPTIONAL:
+            if peer.name in providers:
+                mine = providers[peer.name]
+                assert isinstance(mine, record.OptionalProvider)
+                assert (mine.package, mine.apart) == (peer.package, peer.apart)
+                assert mine.load is not peer.load
+
+
+@pytest.mark.gpu
+def test_peers_that_are_here_are_right():
+    both = training.pair(HALF, 64, 1024)
+    for providers in (training.steps(), training.ways_back()):
+        for name, provider in providers.items():
+            if isinstance(provider, record.OptionalProvider):
+                continue
+            if name != "stream":
+                training.verify(both, provider(both))
+    assert backend.DEVICE == "cuda"
