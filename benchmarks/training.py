@@ -19,8 +19,11 @@ differ from version to version, and autograd's own time is the host's, which the
 """
 
 from collections.abc import Callable
+from typing import Any
 
+import pandas as pd
 import torch
+import triton
 
 from benchmarks import peers
 from benchmarks.peers import Peer, Softmax
@@ -28,6 +31,8 @@ from kernels.lab import backend, record
 
 ALIGNED = 64  # elements: the second matrix starts at a multiple of 128 bytes or more
 STREAM = "stream"
+JUDGED = (1, 1), (3, 5), (4, 64), (7, 100)
+"""The matrices that `judge` tries."""
 
 
 def pair(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
@@ -175,3 +180,65 @@ def verify(both: torch.Tensor, result: torch.Tensor) -> None:
             f"wrong gradient at row {int(rows[row])}, column {col}: expected "
             f"{right:.6g}, got {got:.6g}"
         )
+
+
+def shares(df: pd.DataFrame, dtype: torch.dtype) -> pd.DataFrame:
+    """The stream's time as a share of each provider's, over the columns.
+
+    Args:
+        df: of a sweep that has the provider STREAM.
+        dtype: of the rows to take.
+    """
+    times = record.pivot(record.select(df, dtype=dtype), "p50_us")
+    times = times.drop(columns="copy", errors="ignore")
+    return times.rdiv(times.pop(STREAM), axis=0)
+
+
+def by_rows(kernel: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A gradient by a kernel of the reader's, with one program for each row.
+
+    Args:
+        kernel: takes pointers to the gradient for x, the gradient for y, and y, all
+            contiguous; the number of columns; and the constexpr BLOCK_COLS, the power
+            of two that holds them.
+
+    Returns:
+        A function of the gradient for y and of y, both (M, N), that returns the
+        gradient for x.
+    """
+
+    def gradient_of(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, block = torch.empty_like(y), triton.next_power_of_2(y.shape[1])
+        kernel[(len(y),)](x, g, y, y.shape[1], BLOCK_COLS=block)
+        return x
+
+    return gradient_of
+
+
+def judge(gradient_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Says in a sentence whether a gradient is right, or where it is wrong first.
+
+    Args:
+        gradient_of: takes the gradient for y, and y = softmax(x), both (M, N) float32,
+            and returns the gradient for x.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for n_rows, n_cols in JUDGED:
+        both = torch.randn(2, n_rows, n_cols, generator=generator, dtype=torch.float64)
+        g, x = both.to(backend.DEVICE)
+        y = torch.softmax(x.requires_grad_(), 1)
+        (right,) = torch.autograd.grad(y, x, g)
+        got = gradient_of(g.float(), y.detach().float())
+        if not isinstance(got, torch.Tensor) or got.shape != right.shape:
+            print(f"Not yet: for a {n_rows} × {n_cols} matrix this is no such matrix.")
+            return
+        near = (got - right).abs() <= 1e-5  # NaN is wrong, too
+        for row, col in (~near).nonzero()[:1].tolist():
+            value, wanted = got[row, col].item(), right[row, col].item()
+            print(
+                f"Not yet: in row {row} of a {n_rows} × {n_cols} matrix, column {col}"
+            )
+            print(f"is {value:.4f}, and {wanted:.4f} is right. The row sums to")
+            print(f"{got[row].sum().item():.4f}, where a gradient's rows sum to 0.")
+            return
+    print(f"Right: every value of {len(JUDGED)} matrices.")

@@ -7,8 +7,8 @@ f computes with each line of values along dim by itself. One of three takes a ca
 - An operator of the course around the kernel, where autograd records, `torch.compile`
   traces, or a dispatch mode watches.
 - PyTorch's operator of the same values, for float64, for rows whose columns are not
-  adjacent, in the transforms of `torch.func`, in forward differentiation, and for
-  subclasses of tensors, all of which know PyTorch's operators.
+  adjacent or that are more than MOST_ROWS, in the transforms of `torch.func`, in
+  forward differentiation, and for subclasses of tensors. They all know it.
 
 Weighed: rules for all of these levels, as `kernels.lab.operator` has them for the way
 forth. A gradient of a gradient is rarely asked for, and PyTorch's operator is right.
@@ -30,6 +30,7 @@ from kernels.lab.launch import CachedLaunch, Launch
 DTYPES = (*backend.DTYPES, torch.float64)
 TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
 MOST_LAUNCHES = 4096
+MOST_ROWS = 2**31 - 2**10  # a kernel numbers rows in 32 bits
 
 
 class Backward:
@@ -117,6 +118,8 @@ class Backward:
         if y.dtype == torch.float64 or not y.numel() or math.prod(sizes[dim + 1 :]) > 1:
             return None
         shape = y.numel() // sizes[dim], sizes[dim]
+        if shape[0] > MOST_ROWS:
+            return None
         output = torch.empty(shape, dtype=dtype or y.dtype, device="meta")
         matrix = torch.empty(shape, dtype=y.dtype, device="meta")
         return CachedLaunch(self.launch_for(output, matrix, matrix))

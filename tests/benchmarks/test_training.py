@@ -1,7 +1,10 @@
 """A training step's softmax: every provider gets the same pair, and must be right."""
 
+import pandas as pd
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from benchmarks import peers, training
 from kernels.lab import backend, record
@@ -96,3 +99,44 @@ def test_peers_that_are_here_are_right():
             if name != "stream":
                 training.verify(both, provider(both))
     assert backend.DEVICE == "cuda"
+
+
+@triton.jit
+def row_kernel(x_ptr, g_ptr, y_ptr, n_cols, BLOCK_COLS: tl.constexpr):
+    cols = tl.arange(0, BLOCK_COLS)
+    place, inside = tl.program_id(0) * n_cols + cols, cols < n_cols
+    g = tl.load(g_ptr + place, mask=inside, other=0.0)
+    y = tl.load(y_ptr + place, mask=inside, other=0.0)
+    tl.store(x_ptr + place, y * (g - tl.sum(g * y, axis=0)), mask=inside)
+
+
+def test_a_readers_kernel_has_a_program_for_each_row(capsys):
+    training.judge(training.by_rows(row_kernel))
+    assert capsys.readouterr().out.startswith("Right")
+
+
+def test_the_judge_says_what_is_wrong(capsys):
+    def right(g, y):
+        return y * (g - (g * y).sum(1, keepdim=True))
+
+    training.judge(right)
+    assert "every value of 4 matrices" in capsys.readouterr().out
+    wrongs = {
+        "in row 0 of a 1 × 1 matrix, column 0": lambda g, y: g * y,
+        "is nan": lambda g, y: right(g, y) * float("nan"),
+        "this is no such matrix": lambda g, y: right(g, y)[0],
+        "of a 4 × 64 matrix": lambda g, y: right(g, y) + (y.shape[1] > 60),
+    }
+    for words, wrong in wrongs.items():
+        training.judge(wrong)
+        assert words in capsys.readouterr().out
+
+
+def test_shares_are_of_the_stream():
+    rows = [("copy", 64, 1.0), ("stream", 64, 2.0), ("torch", 64, 4.0)]
+    rows += [("copy", 65, 1.0), ("stream", 65, 3.0), ("torch", 65, 3.0)]
+    df = pd.DataFrame(rows, columns=["provider", "n_cols", "p50_us"])
+    df["dtype"] = "float32"
+    shares = training.shares(df, SINGLE)
+    assert list(shares) == ["torch"]
+    assert shares["torch"].to_dict() == {64: 0.5, 65: 1.0}

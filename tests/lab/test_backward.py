@@ -8,11 +8,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.gradient import softmax_backward
 from kernels.lab import backend, backward
-from kernels.lab.backward import validate
+from kernels.lab.backward import Backward, validate
 from tests.helpers import matrix
 
 SINGLE = torch.float32
 operator = torch.ops.kernels.softmax_backward.default
+reference = torch.ops.aten._softmax_backward_data.default
 
 
 def inputs(n_rows: int = 3, n_cols: int = 33) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,6 +155,17 @@ def test_columns_that_are_not_adjacent_and_float64_are_pytorchs():
             softmax_backward(*tensors, dim)
         names = {event.name for event in profile.events()}
         assert "aten::_softmax_backward_data" in names
+
+
+def test_more_rows_than_a_kernel_numbers_are_pytorchs(monkeypatch):
+    g, y = inputs(5, 8)
+    taken = Backward("five_rows", _refused, None, reference)
+    monkeypatch.setattr(backward, "MOST_ROWS", 4)
+    assert_near(taken(g, y, 1), g, y)
+
+
+def _refused(*tensors):
+    raise AssertionError("the kernel was asked")
 
 
 # ---- memory --------------------------------------------------------------------------
