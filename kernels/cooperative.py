@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend, launch
-from kernels.lab.launch import Launch, Workspace, constants_of, pointer_to
+from kernels.lab.launch import SIZES, Launch, Workspace, constants_of, pointer_to
 from kernels.online import merge_axis
 from kernels.tiled import exp_shifted, load_or_neg_inf, opaque_move, row_shift
 from kernels.unaligned import alignment, edge_columns, split_row
@@ -57,12 +57,12 @@ def publish(word_ptr, seen, value, tag):
 
 
 @triton.jit
-def look(words_ptr, tag, N_PARTS, BLOCK_PARTS):
+def look(words_ptr, tag, n_parts, BLOCK_PARTS):
     """Reads a row's words: maxima, sums, which parts are missing, and how many."""
     parts = tl.arange(0, BLOCK_PARTS)
-    is_part = parts < N_PARTS
+    is_part = parts < n_parts
     # Volatile loads read the words from memory each time, not from a register or L1.
-    max_ptrs, sum_ptrs = words_ptr + parts, words_ptr + N_PARTS + parts
+    max_ptrs, sum_ptrs = words_ptr + parts, words_ptr + n_parts + parts
     max_words = tl.load(max_ptrs, mask=is_part, other=0, volatile=True)
     sum_words = tl.load(sum_ptrs, mask=is_part, other=0, volatile=True)
     missing = is_part & ~(has_tag(max_words, tag) & has_tag(sum_words, tag))
@@ -72,18 +72,17 @@ def look(words_ptr, tag, N_PARTS, BLOCK_PARTS):
 
 
 @triton.jit
-def choose_task(words_ptr, own, tag, N_PARTS, BLOCK_PARTS):
+def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
     """The program whose part comes next: a missing one, or `own` if none is missing."""
     # Programs choose at once, and not alike: of n, each takes every n-th from its own.
-    _, _, missing, n_missing = look(words_ptr, tag, N_PARTS, BLOCK_PARTS)
-    part, parts = own % N_PARTS, tl.arange(0, BLOCK_PARTS)
-    n_there = tl.maximum(N_PARTS - n_missing, 1)
-    distance = (parts - part + N_PARTS * n_there) % n_there
-    order = tl.where(missing, distance * N_PARTS + parts, N_PARTS * N_PARTS + part)
-    return own - part + tl.min(order, axis=0) % N_PARTS
+    part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
+    n_there = tl.maximum(n_parts - n_missing, 1)
+    distance = (parts - part + n_parts * n_there) % n_there
+    order = tl.where(missing, distance * n_parts + parts, n_parts * n_parts + part)
+    return own - part + tl.min(order, axis=0) % n_parts
 
 
-@triton.jit(do_not_specialize=["tag"])
+@triton.jit(do_not_specialize=SIZES)
 def softmax_kernel(
     output_ptr,
     input_ptr,
@@ -93,7 +92,7 @@ def softmax_kernel(
     input_row_stride,
     input_shift,
     n_cols,
-    N_PARTS: tl.constexpr,
+    n_parts,
     BLOCK_COLS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
@@ -109,13 +108,12 @@ def softmax_kernel(
 
     Args:
         output_ptr, input_ptr: the tensors' first elements; may be equal.
-        words_ptr: 2 * N_PARTS words (int64) for each row: maxima, then sums.
+        words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums.
         tag: this call's; no earlier call's word has it.
-        output_row_stride, input_row_stride, input_shift, n_cols: as in
-            `kernels.unaligned`.
-        N_PARTS: parts of a row. Neighbouring programs take neighbouring parts.
+        output_row_stride, …, n_cols: as in `kernels.unaligned`.
+        n_parts: parts of a row. Neighbouring programs take neighbouring parts.
         BLOCK_COLS: columns of a part.
-        BLOCK_PARTS: a power of two, at least N_PARTS.
+        BLOCK_PARTS: a power of two, at least n_parts.
         VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
             the last part its tail. SAME_SHIFT: as in `kernels.unaligned`.
@@ -126,11 +124,11 @@ def softmax_kernel(
     cols = tl.arange(0, BLOCK_COLS)
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
-        row = (task // N_PARTS).to(tl.int64)
-        part = task % N_PARTS
+        row = (task // n_parts).to(tl.int64)
+        part = task % n_parts
         first = part * BLOCK_COLS
-        row_words_ptr = words_ptr + row * (2 * N_PARTS)
-        max_ptr, sum_ptr = row_words_ptr + part, row_words_ptr + N_PARTS + part
+        row_ptr = words_ptr + row * (2 * n_parts)
+        max_ptr, sum_ptr = row_ptr + part, row_ptr + n_parts + part
         # Seen before x is loaded: where the output is the input, the part's own program
         # may publish meanwhile, and write its results over x.
         seen_max = tl.load(max_ptr, volatile=True)
@@ -140,7 +138,7 @@ def softmax_kernel(
             head, body = split_row(input_row + input_shift, n_cols, VECTOR)
             edge = tl.arange(0, 2 * VECTOR)
             edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-            at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, N_PARTS - 1))
+            at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, n_parts - 1))
             edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
             start = (input_row + input_shift + head) // VECTOR * VECTOR + first
             input_ptrs = tl.multiple_of(input_ptr - input_shift, 16) + start + cols
@@ -160,13 +158,13 @@ def softmax_kernel(
         publish(max_ptr, seen_max, part_max, tag)
         publish(sum_ptr, seen_sum, part_sum, tag)
 
-        maxima, sums, _, n_missing = look(row_words_ptr, tag, N_PARTS, BLOCK_PARTS)
+        maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
         looks = 1
         while (n_missing > 0) & (task == own) & (looks < LOOKS):
-            maxima, sums, _, n_missing = look(row_words_ptr, tag, N_PARTS, BLOCK_PARTS)
+            maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
             looks += 1
         if (n_missing > 0) | (task != own):
-            task = choose_task(row_words_ptr, own, tag, N_PARTS, BLOCK_PARTS)
+            task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
         else:
             row_max, row_sum = merge_axis(maxima, sums, 0)
             factor = 1 / row_sum
@@ -190,7 +188,6 @@ def softmax_kernel(
 class Config:
     """The kernel's constants and launch options; `choose_config` chooses them."""
 
-    n_parts: int
     block_cols: int
     block_parts: int
     vector: int
@@ -217,7 +214,8 @@ def choose_config(
     n_bytes = n_rows * row_bytes
     long = n_bytes >= MANY_BYTES * sms and row_bytes >= LONG_BYTES[element_size]
     if n_bytes < FEW_BYTES * sms:
-        part_bytes = min(max(8192, triton.next_power_of_2(row_bytes) // 64), 32768)
+        vector = vector if vector * element_size == 16 else 1  # one kernel less
+        part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40
     elif long or row_bytes > HELD_BYTES * sms:
         part_bytes, num_warps, maxnreg = 65536, 4, 168
@@ -226,13 +224,17 @@ def choose_config(
     edges = vector == 1
     vector = 16 // element_size if edges else vector
     block_cols = part_bytes // element_size
-    body = max(n_cols // vector * vector, 1) if edges else n_cols
-    n_parts = triton.cdiv(body, block_cols)
-    block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
+    n_parts = count_parts(n_cols, block_cols, vector)
+    block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
     n_held = launch.programs_at_once(num_warps, maxnreg)
     patience = PATIENCE if n_parts <= n_held else 1
-    shape = n_parts, block_cols, block_parts
-    return Config(*shape, vector, edges, same_shift, patience, num_warps, maxnreg)
+    shape = block_cols, block_parts, vector
+    return Config(*shape, edges, same_shift, patience, num_warps, maxnreg)
+
+
+def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
+    """The parts of a row. Its last n_cols % vector values make no part of their own."""
+    return max(1, launch.ceil_div(n_cols // vector * vector, block_cols))
 
 
 def launch_for(
@@ -247,14 +249,14 @@ def launch_for(
     n_rows, n_cols = x.shape
     if config is None:
         config = choose_config(n_rows, n_cols, x.element_size(), *alignment(output, x))
-    n_programs = n_rows * config.n_parts
+    n_parts = count_parts(n_cols, config.block_cols, config.vector)
     return Launch(
         kernel=softmax_kernel,
-        grid=(n_programs,),
-        scalars=(output.stride(0), x.stride(0), row_shift(x), n_cols),
+        grid=(n_rows * n_parts,),
+        scalars=(output.stride(0), x.stride(0), row_shift(x), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        workspace=Workspace(2 * n_programs),
+        workspace=Workspace(2 * n_rows * n_parts),
     )
 
 

@@ -9,6 +9,7 @@ Source: measured (`notebooks/recorded/`); PyTorch's documentation of
 """
 
 import functools
+import importlib
 import math
 from collections.abc import Callable
 
@@ -42,8 +43,8 @@ def choose(
     Args:
         n_rows, n_cols: the shape.
         dtype: one of DTYPES.
-        aligned: whether `tiled.choose_vector` found wide accesses for the rows; None
-            stands for the rows of a contiguous matrix.
+        aligned: whether wide accesses fit the rows, by `is_wide`; None stands for the
+            rows of a contiguous matrix.
     """
     row_bytes = n_cols * dtype.itemsize
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
@@ -51,9 +52,15 @@ def choose(
     few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
     if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
         if aligned is None:
-            aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
+            vector = tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
+            aligned = is_wide(vector, n_rows, dtype.itemsize)
         return "tiled" if aligned else "unaligned"
     return "cooperative" if n_cols <= cooperative.MAX_COLS else "online"
+
+
+def is_wide(vector: int, n_rows: int, element_size: int) -> bool:
+    """Whether accesses of `vector` elements are wide: 16 bytes, or 8 for many rows."""
+    return vector > 1 and (n_rows > n_sms() or vector * element_size == 16)
 
 
 def softmax(
@@ -176,29 +183,33 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
     try:
         if (x.dtype, output.dtype) not in ONE_PASS:
             raise RuntimeError("the output's dtype lacks some of x's values")
-        blocks = x.view(-1, n_cols, n_inner)
+        shape = (-1, n_cols) if n_inner == 1 else (-1, n_cols, n_inner)
+        matrix = x.view(shape)
     except RuntimeError:  # or no strides describe these rows: copy x first
         like_copy = torch.empty(x.shape, dtype=output.dtype, device="meta")
         launch = _prepare(output, like_copy, dim)
         return lambda output, x: launch(output, x.to(output.dtype).contiguous())
-    output = output.view(-1, n_cols, n_inner)
+    output = output.view(shape)
     if n_inner > 1:
-        return CachedLaunch(online.launch_for(output, blocks))
-    output, matrix = output[:, :, 0], blocks[:, :, 0]
-    vector, _ = unaligned.alignment(output, matrix)
+        return CachedLaunch(online.launch_for(output, matrix))
+    vector, same_shift = unaligned.alignment(output, matrix)
     double = output.dtype == torch.float64
     dtype = output.dtype if double else x.dtype
-    stem = choose(*matrix.shape, dtype, aligned=vector > 1)
+    n_rows, size = matrix.shape[0], x.element_size()
+    stem = choose(n_rows, n_cols, dtype, is_wide(vector, n_rows, size))
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
         return CachedLaunch(online.launch_for(*columns))
-    return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix))
+    config = None
+    if stem != "cooperative" and n_rows <= n_sms():
+        config = unaligned.config_of_few(n_cols, size, stem == "tiled", same_shift)
+    return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
 
 
 def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """The gradient for x, in x's dtype, from the gradient for y = softmax(x, dim)."""
-    of_x = torch.ops.aten._softmax_backward_data(gradient, y, dim, y.dtype)
-    return of_x if of_x.dtype == dtype else of_x.to(dtype)
+    later = importlib.import_module("kernels.gradient")  # a chapter that builds on this
+    return later.softmax_backward(gradient, y, dim, dtype)
 
 
 @functools.cache

@@ -5,27 +5,21 @@ Changes: a program holds two inputs, y and the gradient, and reduces them to one
     for each row, the sum of their products. In the block of a tile's edges, a column is
     a row of the tile, so that no thread computes what another thread computes too.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row.
-Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ;
-    PyTorch's documentation of custom operators.
+Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels import cooperative
-from kernels.cooperative import INTERPRETED, has_tag, pack, unpack
+from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
+from kernels.lab import launch
 from kernels.lab.backward import Backward
-from kernels.lab.launch import (
-    Launch,
-    Workspace,
-    constants_of,
-    pointer_to,
-    sms_and_threads,
-)
+from kernels.lab.launch import Launch, Workspace, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, opaque_move
 from kernels.unaligned import edge_columns, split_row
 
@@ -62,19 +56,8 @@ def look(words_ptr, tag, n_parts, BLOCK_PARTS):
     parts = tl.arange(0, BLOCK_PARTS)
     is_part = parts < n_parts
     words = tl.load(words_ptr + parts, mask=is_part, other=0, volatile=True)
-    missing = is_part & ~has_tag(words, tag)
-    return unpack(words), missing, tl.sum(missing.to(tl.int32), axis=0)
-
-
-@triton.jit
-def choose_task(words_ptr, own, tag, n_parts, BLOCK_PARTS):
-    """The program whose part comes next; see `cooperative.choose_task`."""
-    _, missing, n_missing = look(words_ptr, tag, n_parts, BLOCK_PARTS)
-    part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
-    n_there = tl.maximum(n_parts - n_missing, 1)
-    distance = (parts - part + n_parts * n_there) % n_there
-    order = tl.where(missing, distance * n_parts + parts, n_parts * n_parts + part)
-    return own - part + tl.min(order, axis=0) % n_parts
+    missing = is_part & ~cooperative.has_tag(words, tag)
+    return cooperative.unpack(words), missing, tl.sum(missing.to(tl.int32), axis=0)
 
 
 # Only n_parts = 1 is compiled for itself. Then no program divides by it.
@@ -129,9 +112,8 @@ def gradient_kernel(
             edge_cols, at_edge = edge_columns(
                 edge, head[None, :], body[None, :], n_cols, VECTOR
             )
-            at_edge &= is_row[None, :] & (
-                part == tl.where(edge < VECTOR, 0, n_parts - 1)
-            )
+            is_there = part == tl.where(edge < VECTOR, 0, n_parts - 1)
+            at_edge &= is_row[None, :] & is_there
             edges = start[None, :] + edge_cols
             edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
             start += head
@@ -147,16 +129,16 @@ def gradient_kernel(
         next_task = -1
         if BLOCK_PARTS > 1:
             part_dot = tl.sum(row_dot, axis=0)  # of the only row
-            row_words_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
-            tl.atomic_xchg(row_words_ptr + part, pack(part_dot, tag), sem="relaxed")
-            dots, _, n_missing = look(row_words_ptr, tag, n_parts, BLOCK_PARTS)
+            row_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
+            tl.atomic_xchg(row_ptr + part, pack(part_dot, tag), sem="relaxed")
+            dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
             looks = 1
             while (n_missing > 0) & (task == own) & (looks < LOOKS):
-                dots, _, n_missing = look(row_words_ptr, tag, n_parts, BLOCK_PARTS)
+                dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
                 looks += 1
             row_dot = tl.full((ROWS,), tl.sum(dots, axis=0), tl.float32)
             if (n_missing > 0) | (task != own):
-                next_task = choose_task(row_words_ptr, own, tag, n_parts, BLOCK_PARTS)
+                next_task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
         if next_task < 0:
             if EDGES:
                 edge_x = combine(edge_g, edge_y, row_dot[None, :])
@@ -180,15 +162,12 @@ class Config:
     maxnreg: int | None = None
 
 
-@functools.lru_cache(maxsize=4096)
-def choose_config(
-    n_rows: int, n_cols: int, element_size: int, sms: int, sm_threads: int
-) -> Config:
-    """The configuration for n_rows rows of n_cols values of element_size bytes.
+def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
+    """The configuration for n_rows rows of n_cols values, on the current GPU.
 
     As in `tiled` and `unaligned` up to LONGEST_TILE bytes of a row, and in
     `cooperative` beyond that, with half of the bytes in a part, because a thread holds
-    as many of the gradient. The GPU has `sms` SMs, each of `sm_threads` threads.
+    as many of the gradient. A value has element_size bytes.
     """
     vector = 16 // element_size
     if n_cols % vector and n_cols * element_size < SHORT_BYTES:
@@ -197,10 +176,11 @@ def choose_config(
     body = max(n_cols // vector, 1) * vector
     row_bytes = body * element_size
     if row_bytes <= LONGEST_TILE:
-        block_cols = triton.next_power_of_2(body)
+        block_cols = launch.power_of_2(body)
         rows = max(1, TILE_BYTES // (block_cols * element_size))
         warps = rows * block_cols * element_size // BYTES_PER_WARP
         return Config(rows, block_cols, 1, vector, edges, 1, max(1, warps))
+    sms = launch.n_sms()
     if n_rows * row_bytes < cooperative.FEW_BYTES * sms:
         part_bytes, num_warps, maxnreg = 8192, 4, 64
     elif row_bytes > cooperative.HELD_BYTES * sms // 2:
@@ -208,37 +188,32 @@ def choose_config(
     else:
         part_bytes, num_warps, maxnreg = 16384, 4, 96
     block_cols = part_bytes // element_size
-    n_parts = triton.cdiv(body, block_cols)
-    block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
-    n_held = sms * (min(sm_threads, 2**16 // maxnreg) // (32 * num_warps))  # programs
+    n_parts = count_parts(n_cols, block_cols, vector)
+    block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
+    n_held = launch.programs_at_once(num_warps, maxnreg)
     patience = cooperative.PATIENCE if n_parts <= n_held else 1
     shape = 1, block_cols, block_parts
     return Config(*shape, vector, edges, patience, num_warps, maxnreg)
 
 
 def launch_for(
-    output: torch.Tensor,
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    config: Config | None = None,
+    output: Tensor, gradient: Tensor, y: Tensor, config: Config | None = None
 ) -> Launch:
     """The launch that writes the gradient for x to output.
 
     Args:
-        output, gradient, y: matrices of one shape, not empty, contiguous, that start at
-            multiples of 16 bytes; the last two of one dtype, not float64. They are not
-            checked, and may be on the "meta" device.
+        output, gradient, y: contiguous matrices of one shape, not empty, that start at
+            multiples of 16 bytes; the last two of one dtype, not float64. Not checked.
         config: for the kernel, not checked; None lets `choose_config` choose.
     """
     n_rows, n_cols = y.shape
     if config is None:
-        config = choose_config(n_rows, n_cols, y.element_size(), *sms_and_threads())
-    body = max(n_cols // config.vector, 1) * config.vector
-    n_parts = triton.cdiv(body, config.block_cols)
+        config = choose_config(n_rows, n_cols, y.element_size())
+    n_parts = count_parts(n_cols, config.block_cols, config.vector)
     shared = n_parts > 1
     return Launch(
         kernel=gradient_kernel,
-        grid=(triton.cdiv(n_rows, config.rows) * n_parts,),
+        grid=(launch.ceil_div(n_rows, config.rows) * n_parts,),
         scalars=(*(() if shared else (0, 0)), n_rows, n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),
@@ -246,55 +221,14 @@ def launch_for(
     )
 
 
-def derivatives(
-    outer: torch.Tensor, gradient: torch.Tensor, y: torch.Tensor, dim: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The derivatives of `softmax_backward`, times the gradient for its result.
-
-    It is linear in the gradient, by a symmetric matrix, so that its own derivative by
-    the gradient is itself. The rest is the product rule, in PyTorch's operations.
-
-    Args:
-        outer: the gradient for the result.
-        gradient, y, dim: as in `softmax_backward`.
-
-    Returns:
-        The gradients for `gradient` and for y.
-    """
-    dots = [(t * y).sum(dim, keepdim=True) for t in (gradient, outer)]
-    for_y = outer * (gradient - dots[0]) - gradient * dots[1]
-    return softmax_backward(outer, y, dim), for_y
-
-
-_backward = Backward(
-    "softmax_backward",
-    launch_for,
-    derivatives,
-    reference=torch.ops.aten._softmax_backward_data.default,
-)
+_backward = Backward("softmax_backward", launch_for)
 
 
 def softmax_backward(
-    gradient: torch.Tensor,
-    y: torch.Tensor,
-    dim: int = -1,
-    dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+    gradient: Tensor, y: Tensor, dim: int = -1, dtype: torch.dtype | None = None
+) -> Tensor:
     """The gradient for x, from the gradient for y = softmax(x, dim).
 
-    Can be differentiated as often as you like. PyTorch's kernel takes float64, and rows
-    whose columns are not adjacent. `kernels.lab.backward` says what else it takes.
-
-    Args:
-        gradient: the gradient for y, of y's shape, dtype and device, any strides.
-        y: float32, float16, bfloat16 or float64, any shape and strides.
-        dim: the dimension along which y's values sum to 1.
-        dtype: of the result, any of y's; None means y's.
-
-    Returns:
-        A new contiguous tensor of y's shape; empty if y is.
-
-    Raises:
-        TypeError, ValueError, IndexError: an argument is not such.
+    Args, returns, raises: as `kernels.lab.backward.Backward.__call__`.
     """
     return _backward(gradient, y, dim, dtype)

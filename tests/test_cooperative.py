@@ -42,11 +42,14 @@ def config_for(
     edges = vector == 1
     if edges:
         vector = 16 // x.element_size()
-    body = max(n_cols // vector * vector, 1) if edges else n_cols
-    n_parts = triton.cdiv(body, block_cols)
+    n_parts = cooperative.count_parts(n_cols, block_cols, vector)
     block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
-    shape = n_parts, block_cols, block_parts
-    return Config(*shape, vector, edges, same_shift, patience, num_warps)
+    shape = block_cols, block_parts, vector
+    return Config(*shape, edges, same_shift, patience, num_warps)
+
+
+def parts_of(n_cols: int, config: Config) -> int:
+    return cooperative.count_parts(n_cols, config.block_cols, config.vector)
 
 
 class Call:
@@ -64,6 +67,7 @@ class Call:
         self.config = config_for(self.output, x, block_cols, **how)
         self.prepared = cooperative.launch_for(self.output, x, self.config)
         self.n_programs = self.prepared.grid[0]
+        self.n_parts = self.prepared.scalars[-1]
         n_words = self.prepared.workspace.n_words
         self.words = torch.zeros(n_words, dtype=torch.int64, device=x.device)
 
@@ -286,7 +290,7 @@ def of_a_second_launch(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 64), (2, 69), (2, 301)])
 def test_moves_every_value_once_if_partners_are_there(shape):
-    n_parts = Call(matrix(*shape)).config.n_parts
+    n_parts = Call(matrix(*shape)).n_parts
     traffic = meter.count(of_a_second_launch, matrix(*shape))
     *_, launch = (op for op in traffic.rows if op.grid)
     moved = launch.read_values, launch.written_values
@@ -407,7 +411,7 @@ def without_the_last_part(x: torch.Tensor, block_cols: int = 1024) -> torch.Tens
     """
     call = Call(x, block_cols)
     y = call.launch(n_programs=call.n_programs - 1)
-    return y[-1:, : (call.config.n_parts - 1) * block_cols]
+    return y[-1:, : (call.n_parts - 1) * block_cols]
 
 
 @pytest.mark.parametrize("block_cols", [16, 32])
@@ -417,7 +421,7 @@ def test_programs_without_partners_end_and_are_right(absent, n_cols, block_cols)
     call = Call(matrix(3, n_cols), block_cols)
     y = call.launch(n_programs=call.n_programs - absent)
     assert_right(y[:2], call.x[:2])
-    done = (call.config.n_parts - absent) * block_cols
+    done = (call.n_parts - absent) * block_cols
     assert 0 < done < n_cols
     torch.testing.assert_close(y[2, :done], expected(call.x)[2, :done])
     assert (y[2, -1] == 7).all()
@@ -435,7 +439,7 @@ def test_programs_of_a_real_config_without_partners_are_right(n_cols):
         args = y, x, words, TAG, *launch.scalars
         launch.kernel[(launch.grid[0] - 1,)](*args, **launch.constants)
         assert_right(y[:1], x[:1])
-        n_parts, block_cols = (launch.constants[k] for k in ("N_PARTS", "BLOCK_COLS"))
+        n_parts, block_cols = launch.scalars[-1], launch.constants["BLOCK_COLS"]
         done = (n_parts - 1) * block_cols
         near = {"rtol": 0.02, "atol": 1e-6}
         torch.testing.assert_close(y[1, :done], expected(x)[1, :done], **near)
@@ -487,8 +491,8 @@ def assert_without_the_last_part(n_cols: int) -> None:
     torch.testing.assert_close(y, expected(x)[:, : y.shape[1]], **near)
 
 
-def nothing_is_missing(words_ptr, tag, N_PARTS, BLOCK_PARTS):
-    maxima, sums, missing, n_missing = look(words_ptr, tag, N_PARTS, BLOCK_PARTS)
+def nothing_is_missing(words_ptr, tag, n_parts, BLOCK_PARTS):
+    maxima, sums, missing, n_missing = look(words_ptr, tag, n_parts, BLOCK_PARTS)
     return maxima, sums, missing, n_missing * 0
 
 
@@ -557,13 +561,14 @@ def test_configs_hold_their_rows(edges, sms, monkeypatch):
         config = cooperative.choose_config(n_rows, n_cols, size, given, True)
         assert (config.edges, config.vector) == (edges, vector)
         body = max(n_cols // vector * vector, 1) if edges else n_cols
-        held = config.n_parts * config.block_cols
+        n_parts = parts_of(n_cols, config)
+        held = n_parts * config.block_cols
         assert held - config.block_cols < body <= held
         for number in (config.block_cols, config.block_parts, config.num_warps):
             assert number & (number - 1) == 0
         threads = 32 * config.num_warps
         assert config.block_cols % (threads * vector) == 0
-        assert config.block_parts >= config.n_parts
+        assert config.block_parts >= n_parts
         assert config.block_parts % threads == 0
 
 
@@ -574,13 +579,13 @@ def test_few_rows_have_more_and_smaller_parts():
             for n_rows in (1, 10_000)
         )
         assert few.block_cols <= many.block_cols
-        assert few.n_parts >= many.n_parts
+        assert parts_of(n_cols, few) >= parts_of(n_cols, many)
     assert cooperative.choose_config(1, 2**16, 4, 4, True).block_cols == 2048
 
 
 def test_a_row_of_a_part_or_less_is_one_program():
     config = cooperative.choose_config(1000, 100, 4, 4, True)
-    assert config.n_parts == 1
+    assert parts_of(100, config) == 1
 
 
 @pytest.fixture(params=[("T4", 20), ("T4", 7), ("RTX 5090", 20), ("H200", 16)])
@@ -599,7 +604,7 @@ def test_programs_wait_only_for_parts_that_run_with_them(small_gpu, dtype):
         x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
         launch = cooperative.launch_for(x, x)
         found = occupancy.of(compile.aot(launch, gpu=small_gpu))
-        resident = launch.constants["N_PARTS"] <= found.blocks_per_sm * small_gpu.sms
+        resident = launch.scalars[-1] <= found.blocks_per_sm * small_gpu.sms
         waits.append(launch.constants["PATIENCE"] > 1)
         assert waits[-1] <= resident, (n_rows, n_cols, str(found))
     assert any(waits) and not all(waits)
@@ -616,7 +621,8 @@ def test_what_is_few_depends_on_the_gpu(sms, block_cols, monkeypatch):
 def choose_kernel(tasks_ptr, words_ptr, tag, N: tl.constexpr, BLOCK: tl.constexpr):
     """Every program stores which program it would help."""
     own = tl.program_id(0)
-    task = cooperative.choose_task(words_ptr, own, tag, N, BLOCK)
+    _, _, missing, n_missing = cooperative.look(words_ptr, tag, N, BLOCK)
+    task = cooperative.choose_task(missing, n_missing, own, N, BLOCK)
     tl.store(tasks_ptr + own, task)
 
 
@@ -662,7 +668,7 @@ def compiled(dtype: torch.dtype, n_rows: int, n_cols: int) -> tuple[Compiled, in
     """The kernel for contiguous rows on an H200, and the parts of a row."""
     x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
     launch = cooperative.launch_for(x, x)
-    return compile.aot(launch), launch.constants["N_PARTS"]
+    return compile.aot(launch), launch.scalars[-1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -779,7 +785,7 @@ def beside_a_kernel_that_holds_the_gpu(n_calls: int) -> bool:
 @pytest.mark.parametrize("n_calls", [2, 4])
 def test_calls_end_beside_a_kernel_that_holds_the_gpu(n_calls):
     x = matrix(4, 2**17)
-    n_parts = cooperative.launch_for(like(x), x).constants["N_PARTS"]
+    n_parts = cooperative.launch_for(like(x), x).scalars[-1]
     assert n_parts > 16  # more than run on half an SM
     helper = process.Helper("compiler", hide_gpu=False)
     try:
@@ -806,7 +812,8 @@ def test_a_row_with_more_parts_than_can_be_resident_ends():
     x = matrix(1, LONGEST)
     config = config_for(x, x, 1024, num_warps=4)
     here = gpu.current()
-    assert config.n_parts > here.sms * here.threads_per_sm // (4 * here.warp_size)
+    n_parts = parts_of(LONGEST, config)
+    assert n_parts > here.sms * here.threads_per_sm // (4 * here.warp_size)
     assert_right(cooperative.softmax(x, config=config), x)
 
 

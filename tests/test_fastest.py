@@ -20,10 +20,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import cooperative, fastest, online, tiled, unaligned
-from kernels.lab import backend, check, compile, gpu, launch, meter
+from kernels.lab import backend, check, compile, direct, gpu, launch, meter
 from tests.helpers import FakeKernel, assert_right
+from tests.lab.test_direct import launches_for
 
 INF = float("inf")
+SINGLE, HALF = torch.float32, torch.bfloat16
 STEMS = {
     **{"tiled": tiled, "unaligned": unaligned},
     **{"online": online, "cooperative": cooperative},
@@ -876,6 +878,7 @@ def launched(monkeypatch) -> dict[str, FakeKernel]:
     for stem, module in STEMS.items():
         monkeypatch.setattr(module, "softmax_kernel", fakes[stem])
     monkeypatch.setattr(fastest, "_launches", {})
+    monkeypatch.setattr(direct, "_compiled", {})
     return fakes
 
 
@@ -896,9 +899,8 @@ def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
         x = tensor(*shape, dtype=dtype)
         assert_right(fastest.softmax(x), x)
         chosen.append(fastest.choose(*shape, dtype))
-        assert sorted(through_triton(launched)) == sorted(
-            chosen
-        )  # nothing is tried out
+        used = through_triton(launched) + through_a_kept_kernel(launched)
+        assert sorted(used) == sorted(chosen)  # nothing is tried out
 
 
 def test_every_answer_is_launched_somewhere(launched):
@@ -914,11 +916,12 @@ def test_every_answer_is_launched_somewhere(launched):
         (tensor(50, 3).t(), 1, ["online"]),
         (tensor(3, 100)[:, ::2], 1, ["online"]),
         (tensor(3, 1).expand(3, 50), 1, ["online"]),
-        (tensor(3, 50, 1), 1, ["tiled"]),
+        (tensor(3, 52, 1), 1, ["tiled"]),
         (tensor(3, 51, 1), 1, ["unaligned"]),
         (tensor(3, 60)[:, 5:55], 1, ["unaligned"]),
         (tensor(3, 60)[:, 4:56], 1, ["tiled"]),
-        (tensor(1, 50).expand(3, 50), 1, ["tiled"]),
+        (tensor(1, 52).expand(3, 52), 1, ["tiled"]),
+        (tensor(1, 50).expand(3, 50), 1, ["unaligned"]),
         (tensor(2, 6, 4, 5)[:, ::2, ::2], 3, ["unaligned"]),  # by way of a copy
         (tensor(3, 0), 1, []),
     ],
@@ -926,6 +929,39 @@ def test_every_answer_is_launched_somewhere(launched):
 def test_strides_decide_as_well(launched, x, dim, stems):
     assert_right(fastest.softmax(x, dim), x, dim)
     assert through_triton(launched) == stems
+
+
+# ---- few compilations ----------------------------------------------------------------
+
+
+def test_a_new_length_of_a_known_class_uses_the_compiled_kernel(launched):
+    for n_cols in (9001, 9003, 9101):
+        x = tensor(2, n_cols)
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == ["cooperative"]
+    assert through_a_kept_kernel(launched) == ["cooperative"] * 2
+
+
+def test_another_class_has_a_kernel_of_its_own(launched):
+    for n_cols, dtype in ((600, SINGLE), (601, SINGLE), (1200, SINGLE), (600, HALF)):
+        x = tensor(2, n_cols, dtype=dtype)
+        assert_right(fastest.softmax(x), x)
+    assert len(through_triton(launched)) == 4
+    assert through_a_kept_kernel(launched) == []
+
+
+@pytest.mark.parametrize("n_rows", [1, 132])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_few_rows_have_a_program_each(n_rows, dtype):
+    lengths = [*range(1, 200), 1000, 1001, 4097, 8191]
+    shapes = [(n_rows, n_cols) for n_cols in lengths]
+    for made, n_cols in zip(launches_for(shapes, dtype), lengths, strict=True):
+        assert made.grid == (n_rows,)
+        assert made.constants["VECTOR"] * dtype.itemsize == 16
+        rest = n_cols % made.constants["VECTOR"]
+        assert made.constants["BLOCK_COLS"] >= n_cols - rest
+        assert made.constants["REST_COLS"] == 0
+        assert made.kernel is STEMS["unaligned" if rest else "tiled"].softmax_kernel
 
 
 # ---- the first call, and those after it ----------------------------------------------

@@ -12,6 +12,7 @@ import kernels
 from kernels import cooperative, gradient
 from kernels.gradient import Config, softmax_backward
 from kernels.lab import backend, compile, gpu, meter, occupancy
+from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
 from tests.helpers import matrix, patched
 
@@ -352,7 +353,7 @@ def test_the_same_bits_whoever_computes_the_parts():
 @pytest.mark.parametrize("n_cols", [50_257, 131_072])
 def test_the_same_bits_with_patience_and_without(n_cols, dtype):
     g, y = inputs(70, n_cols, dtype)
-    config = gradient.choose_config(70, n_cols, y.element_size(), 132, 2048)
+    config = gradient.choose_config(70, n_cols, y.element_size())
     configs = [dataclasses.replace(config, patience=n) for n in (1, 3, 1000)]
     first, *others = (in_config(g, y, config) for config in configs)
     assert all(torch.equal(first, other) for other in others)
@@ -385,7 +386,7 @@ LENGTHS = [*range(1, 1100), 4104, 8191, 8192, 8193, 16_385, 24_000, 50_257, 262_
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_configs_hold_their_rows(element_size):
     for n_cols, n_rows in itertools.product(LENGTHS, (1, 10_000)):
-        config = gradient.choose_config(n_rows, n_cols, element_size, 132, 2048)
+        config = gradient.choose_config(n_rows, n_cols, element_size)
         y = torch.empty(n_rows, n_cols, dtype=SINGLE, device="meta")
         n_parts = gradient.launch_for(y, y, y, config).scalars[-1]
         body = n_cols // config.vector * config.vector
@@ -401,10 +402,12 @@ def test_configs_hold_their_rows(element_size):
         assert config.num_warps <= 32
 
 
-def test_programs_wait_only_where_all_parts_of_a_row_run_at_once():
+def test_programs_wait_only_where_all_parts_of_a_row_run_at_once(monkeypatch):
     for sms, threads in ((132, 2048), (40, 1024), (20, 2048)):
+        sizes = sms, threads
+        monkeypatch.setattr(launch_module, "sms_and_threads", lambda sizes=sizes: sizes)
         for n_cols in (10**4, 10**5, 10**6, 3 * 10**6, 10**7):
-            config = gradient.choose_config(100, n_cols, 4, sms, threads)
+            config = gradient.choose_config(100, n_cols, 4)
             n_parts = triton.cdiv(n_cols, config.block_cols)
             held = min(threads, 65536 // config.maxnreg) // (32 * config.num_warps)
             waits = config.patience == cooperative.PATIENCE
@@ -453,7 +456,7 @@ def test_lengths_of_one_class_share_a_kernel():
     launches = set()
     for n_cols in lengths.int().tolist():
         n_rows = max(1, 2**28 // (4 * n_cols))
-        config = gradient.choose_config(n_rows, n_cols, 4, 132, 2048)
+        config = gradient.choose_config(n_rows, n_cols, 4)
         n_parts = triton.cdiv(n_cols, config.block_cols)
         launches.add((config, n_parts == 1))
     assert len(launches) <= 40

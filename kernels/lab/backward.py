@@ -1,7 +1,7 @@
-"""The way back through a row operator, as PyTorch's machinery sees it.
+"""The way back through a softmax, as PyTorch's machinery sees it.
 
-A `Backward` computes the gradient for x from y = f(x, dim) and the gradient for y. Here
-f computes with each line of values along dim by itself. One of three takes a call:
+A `Backward` computes y * (g - sum(g * y)): the gradient for x from y = softmax(x, dim)
+and the gradient g for y. One of three takes a call:
 
 - The kernel, at once, where both are plain tensors and autograd records nothing.
 - An operator of the course around the kernel, where autograd records, `torch.compile`
@@ -24,7 +24,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from kernels.lab import backend, direct
+from kernels.lab import backend
 from kernels.lab.launch import CachedLaunch, Launch
 
 DTYPES = (*backend.DTYPES, torch.float64)
@@ -36,13 +36,7 @@ MOST_ROWS = 2**31 - 2**10  # a kernel numbers rows in 32 bits
 class Backward:
     """A function of (gradient, y, dim, dtype), and the operator of that name."""
 
-    def __init__(
-        self,
-        name: str,
-        launch_for: Callable[..., Launch],
-        derivatives: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-        reference: Callable[..., torch.Tensor],
-    ) -> None:
+    def __init__(self, name: str, launch_for: Callable[..., Launch]) -> None:
         """Registers the operator `torch.ops.kernels.<name>`.
 
         Args:
@@ -50,13 +44,8 @@ class Backward:
             launch_for: takes matrices (output, gradient, y), contiguous, aligned to 16
                 bytes, not empty and not float64, and returns the launch that writes the
                 output.
-            derivatives: takes the gradient for the result, gradient, y and dim, and
-                returns the gradients for `gradient` and for y. It must be
-                differentiable itself where derivatives of these are needed.
-            reference: PyTorch's own operator of (gradient, y, dim, y's dtype).
         """
-        self.launch_for, self.derivatives = launch_for, derivatives
-        self.reference = reference
+        self.launch_for = launch_for
         self.launches: dict[tuple, CachedLaunch | None] = {}
         schema = "(Tensor gradient, Tensor y, int dim, ScalarType? dtype) -> Tensor"
         self.operator = torch.library.custom_op(
@@ -72,7 +61,20 @@ class Backward:
         dim: int,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """The gradient for x. Whoever calls this documents it for its operator."""
+        """The gradient for x. Can be differentiated as often as you like.
+
+        Args:
+            gradient: the gradient for y, of y's shape, dtype and device, any strides.
+            y: float32, float16, bfloat16 or float64, any shape and strides.
+            dim: the dimension along which y's values sum to 1.
+            dtype: of the result, any of y's; None means y's.
+
+        Returns:
+            A new contiguous tensor of y's shape; empty if y is.
+
+        Raises:
+            TypeError, ValueError, IndexError: an argument is not such.
+        """
         if _is_plain(gradient, y) and type(dim) is int:
             return self.run(gradient, y, dim, dtype)
         validate(gradient, y, dim, dtype)
@@ -106,7 +108,7 @@ class Backward:
             return self._by_reference(gradient, y, dim, dtype).contiguous()
         gradient, y = _aligned(gradient), _aligned(y)
         output = torch.empty(y.shape, dtype=dtype or y.dtype, device=y.device)
-        _call(launch, output, gradient, y)
+        launch(output, gradient, y)
         return output
 
     def _prepare(
@@ -131,13 +133,21 @@ class Backward:
         dim: int,
         dtype: torch.dtype | None,
     ) -> torch.Tensor:
-        result = self.reference(gradient, y, dim, y.dtype)
+        theirs = torch.ops.aten._softmax_backward_data.default
+        result = theirs(gradient, y, dim, y.dtype)
         return result if dtype is None else result.to(dtype)
 
     def _differentiate(self, ctx: Any, outer: torch.Tensor) -> tuple:
-        gradient, y = ctx.saved_tensors
-        both = self.derivatives(outer.to(y.dtype), gradient, y, ctx.dim)
-        return *both, None, None
+        """The gradients for `gradient` and y, from the gradient for the result.
+
+        The result is linear in `gradient`, by a symmetric matrix, so that this
+        derivative is the operator itself. The other is the product rule.
+        """
+        (gradient, y), dim = ctx.saved_tensors, ctx.dim
+        outer = outer.to(y.dtype)
+        dots = [(t * y).sum(dim, keepdim=True) for t in (gradient, outer)]
+        for_y = outer * (gradient - dots[0]) - gradient * dots[1]
+        return self(outer, y, dim), for_y, None, None
 
 
 def _keep_inputs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -176,22 +186,6 @@ def _aligned(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy of it, contiguous and at a multiple of 16 bytes."""
     x = x.contiguous()
     return x.clone() if x.data_ptr() & 15 else x
-
-
-def _call(cached: CachedLaunch, *tensors: torch.Tensor) -> None:
-    """`cached(*tensors)`, for any number of tensors."""
-    if cached.compiled is None:
-        cached.compiled = cached.launch(*tensors)
-        if cached.compiled is not None:
-            n = len(tensors) + (0 if cached.take is None else 2)
-            cached.direct = direct.bind(cached.compiled, cached.grid, n, cached.rest)
-        return
-    extra = () if cached.take is None else cached.take(tensors[-1].device)
-    if cached.direct is None:
-        cached.compiled[cached.grid](*tensors, *extra, *cached.rest)
-        return
-    words = (extra[0].data_ptr(), extra[1]) if extra else ()
-    cached.direct(*[tensor.data_ptr() for tensor in tensors], *words)
 
 
 def validate(

@@ -11,6 +11,9 @@ launcher call a stand-in for the C function once, and notes what the stand-in is
 Where Triton's parts are not as expected, `bind` returns None, and launches go Triton's
 way.
 
+Launches of other sizes often need the same compiled kernel. `launch_to_find` knows what
+decides that, so that such a launch does not go through Triton even the first time.
+
 Weighed: `cuLaunchKernel` by ctypes, which is slower than Triton's C function; and a C
 extension of our own, which needs a compiler wherever the course is installed.
 """
@@ -22,6 +25,55 @@ from typing import Any
 
 import torch
 from triton import knobs
+
+from kernels.lab.launch import CachedLaunch, Launch
+
+
+def key_of(launch: Launch) -> tuple:
+    """What decides the machine code: launches of one key share a compiled kernel.
+
+    Beside the constants, Triton distinguishes integers that are 1, that are multiples
+    of 16, and that need 64 bits. A kernel may forgo the first two, for any parameter.
+    """
+    first = len(launch.pointers) + (0 if launch.workspace is None else 2)
+    general = getattr(launch.kernel, "do_not_specialize", ())
+    names = launch.kernel.arg_names[first:]
+    sizes = [
+        value.bit_length() > 31
+        if name in general
+        else (value == 1, value % 16 == 0, value.bit_length() > 31)
+        for name, value in zip(names, launch.scalars, strict=False)
+    ]
+    constants = tuple(launch.constants.items())
+    return launch.kernel, launch.pointers, constants, tuple(sizes)
+
+
+def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> bool:
+    """Finds the compiled kernel of a launch that has none yet.
+
+    Args:
+        cached: the launch; gets what was found, which is nothing in the interpreter.
+        tensors: those of its first call.
+
+    Returns:
+        Whether that took a launch on the tensors, because only Triton could find it.
+    """
+    key = tensors[-1].get_device(), key_of(cached.launch)
+    compiled = _compiled.get(key)
+    is_new = compiled is None
+    if is_new:
+        compiled = cached.launch(*tensors)
+        if compiled is None:
+            return True
+        _compiled[key] = compiled
+    n_varying = len(tensors) + (0 if cached.take is None else 2)
+    cached.direct = bind(compiled, cached.grid, n_varying, cached.rest)
+    cached.compiled = compiled
+    return is_new
+
+
+_compiled: dict[tuple, Any] = {}
+"""The compiled kernel for each device and each `key_of` a launch."""
 
 
 def bind(

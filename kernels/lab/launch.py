@@ -43,9 +43,14 @@ class Pointer:
 
 def pointer_to(tensor: torch.Tensor) -> Pointer:
     """Returns what the compiler sees of a tensor, which may be on any device."""
-    return Pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
+    return _pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
+_pointer = functools.cache(Pointer)
+SIZES = (  # parameters of kernels that need no special case of them: see `Launch`
+    *("tag", "n_cols", "n_parts", "input_shift"),
+    *("output_row_stride", "input_row_stride"),
+)
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
 
@@ -62,6 +67,16 @@ def constants_of(config: Any) -> dict[str, Any]:
     }
 
 
+def ceil_div(n: int, step: int) -> int:
+    """How many steps reach n. `triton.cdiv` is for kernels too, and takes 2 µs here."""
+    return -(-n // step)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is at least n, and 1; `triton.next_power_of_2`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
@@ -69,6 +84,8 @@ class Launch:
     The kernel's parameters must come in this order: the tensors, the words and the tag
     of the workspace if there is one, the scalars, the constants. A kernel with a
     workspace must say `do_not_specialize=["tag"]`: the tag differs from call to call.
+    For other integers, Triton compiles a kernel of its own where one is 1 or a multiple
+    of 16. A kernel that gains nothing by that says `do_not_specialize=SIZES`.
 
     Attributes:
         kernel: a `@triton.jit` function.
@@ -113,8 +130,9 @@ class CachedLaunch:
     Triton inspects every argument of every call to find the compiled kernel. But two
     calls of one `Launch` differ only in the tensors' addresses and in the tag, neither
     of which decides what Triton compiles. So the kernel that the first call finds
-    serves all later calls, by `kernels.lab.direct` where it can. In the interpreter
-    there is no compiled kernel, and every call is like the first.
+    serves all later calls, by `kernels.lab.direct` where it can, and the first calls of
+    other launches that need the same kernel. In the interpreter there is no compiled
+    kernel, and every call goes through Triton.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -127,24 +145,22 @@ class CachedLaunch:
         self.compiled: Any = None
         self.direct: Any = None  # launches what is compiled, given addresses
 
-    def __call__(self, output: torch.Tensor, x: torch.Tensor) -> None:
+    def __call__(self, *tensors: torch.Tensor) -> None:
         """Launches the kernel on tensors like those that the launch was made from."""
         if self.compiled is None:
-            self.compiled = self.launch(output, x)
-            if self.compiled is not None:
-                from kernels.lab import direct  # the interpreter never needs it
+            from kernels.lab import direct  # nothing needs it before a call
 
-                n = 2 if self.take is None else 4
-                self.direct = direct.bind(self.compiled, self.grid, n, self.rest)
-            return
-        extra = () if self.take is None else self.take(x.device)
+            if direct.launch_to_find(self, tensors):
+                return
         if self.direct is None:
-            self.compiled[self.grid](output, x, *extra, *self.rest)
+            extra = () if self.take is None else self.take(tensors[-1].device)
+            self.compiled[self.grid](*tensors, *extra, *self.rest)
         elif self.take is None:
-            self.direct(output.data_ptr(), x.data_ptr())
+            self.direct(*[tensor.data_ptr() for tensor in tensors])
         else:
-            words, tag = extra
-            self.direct(output.data_ptr(), x.data_ptr(), words.data_ptr(), tag)
+            words, tag = self.take(tensors[-1].device)
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            self.direct(*addresses, words.data_ptr(), tag)
 
 
 @dataclass(frozen=True)
@@ -171,7 +187,12 @@ def sms_and_threads() -> tuple[int, int]:
     """The SMs of the current GPU, under MIG of its part, and the threads of an SM."""
     if backend.INTERPRETED:
         return 132, 2048  # an H200's
-    here = torch.cuda.get_device_properties()
+    return _sms_and_threads(torch.cuda.current_device())
+
+
+@functools.cache
+def _sms_and_threads(device: int) -> tuple[int, int]:
+    here = torch.cuda.get_device_properties(device)
     return here.multi_processor_count, here.max_threads_per_multi_processor
 
 

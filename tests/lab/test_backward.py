@@ -13,7 +13,6 @@ from tests.helpers import matrix
 
 SINGLE = torch.float32
 operator = torch.ops.kernels.softmax_backward.default
-reference = torch.ops.aten._softmax_backward_data.default
 
 
 def inputs(n_rows: int = 3, n_cols: int = 33) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,7 +158,7 @@ def test_columns_that_are_not_adjacent_and_float64_are_pytorchs():
 
 def test_more_rows_than_a_kernel_numbers_are_pytorchs(monkeypatch):
     g, y = inputs(5, 8)
-    taken = Backward("five_rows", _refused, None, reference)
+    taken = Backward("five_rows", _refused)
     monkeypatch.setattr(backward, "MOST_ROWS", 4)
     assert_near(taken(g, y, 1), g, y)
 

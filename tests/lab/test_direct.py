@@ -1,13 +1,18 @@
 """The direct launch passes to Triton's C function what Triton itself passes."""
 
+import itertools
 import sys
 import types
+from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
+import triton
 from triton import knobs
 
-from kernels.lab import backend, direct, launch
+from kernels import fastest
+from kernels.lab import compile, direct, launch, process
 from tests.helpers import assert_right, matrix
 
 GRID = (7, 1, 1)
@@ -58,6 +63,7 @@ def device(monkeypatch):
         torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False
     )
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(direct, "_compiled", {})
 
 
 def installed_launcher():
@@ -159,13 +165,106 @@ def test_an_unknown_launcher_is_left_to_triton(change):
     assert direct.bind(types.SimpleNamespace(), GRID, 2, REST) is None
 
 
+# ---- which launches share a compiled kernel ------------------------------------------
+
+
+def some_lengths(n: int = 970, longest: int = 10**6) -> list[int]:
+    """Lengths that any row may have: as many between 10 and 100 as beyond 100,000."""
+    generator = torch.Generator().manual_seed(0)
+    share = torch.rand(n, generator=generator, dtype=torch.float64)
+    return (longest**share).int().tolist()
+
+
+def keys_of(launches: list[launch.Launch]) -> list[tuple[int, str]]:
+    """Our key of each launch, as a number, and Triton's. In the compiler's world."""
+    triton.runtime.driver.set_active(compile._Target(90))
+    ours, theirs = {}, []
+    hook = lambda **told: theirs.append(told["key"]) or True  # noqa: E731 - do not compile
+    triton.knobs.runtime.jit_cache_hook = hook
+    numbers = [ours.setdefault(direct.key_of(made), len(ours)) for made in launches]
+    for made in launches:
+        made.kernel.warmup(*made.arguments, grid=(1,), **made.constants)
+    triton.knobs.runtime.jit_cache_hook = None
+    kernels = [made.kernel.__module__ for made in launches]
+    return list(zip(numbers, map(str, zip(kernels, theirs, strict=True)), strict=True))
+
+
+def launches_for(
+    shapes: list[tuple[int, int]], dtype: torch.dtype, offset: int = 0
+) -> list[launch.Launch]:
+    """What the product launches for matrices on an H200, offset elements off."""
+    made = []
+    with patch.object(launch, "sms_and_threads", lambda: (132, 2048)):
+        for n_rows, n_cols in shapes:
+            y = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
+            x = torch.empty(n_rows * n_cols + offset, dtype=dtype, device="meta")
+            x = x[offset:].view(n_rows, n_cols)
+            made.append(fastest._prepare(y, x, 1).launch)
+    return made
+
+
+def kernels_needed(*shapes: object) -> list[tuple[int, str]]:
+    return keys_of(launches_for(*shapes))
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "dtype", "most"),
+    [
+        (1, torch.float32, 24),
+        (1, torch.bfloat16, 24),
+        (100, torch.float32, 24),
+        (4096, torch.float32, 104),
+        (4096, torch.bfloat16, 110),
+    ],
+)
+def test_lengths_of_one_class_share_a_kernel(n_rows, dtype, most):
+    shapes = [(n_rows, n_cols) for n_cols in some_lengths()]
+    needed = process.call_in("compiler", kernels_needed, shapes, dtype)
+    ours, theirs = map(set, zip(*needed, strict=True))
+    assert len(theirs) <= most
+    assert len(set(needed)) == len(ours) <= len(theirs) * 1.1  # ours is no coarser
+
+
+@pytest.mark.parametrize("offset", [0, 1, 2])
+def test_launches_that_share_a_kernel_are_alike_to_triton(offset):
+    """Or a launch would run a kernel that was compiled for another."""
+    rows = (1, 2, 3, 16, 31, 200, 5000)
+    shapes = [*itertools.product(rows, (1, 2, 4, 16, 17, 48, 1000, 1001, 9000, 50_000))]
+    shapes += [(2**16, 2**16), (2**16, 2**16 + 1), (2**31 - 1, 2)]  # strides, tiles
+    needed = process.call_in("compiler", kernels_needed, shapes, torch.float32, offset)
+    of_key = dict(needed)
+    assert [theirs for _, theirs in needed] == [of_key[ours] for ours, _ in needed]
+
+
+# ---- a cached launch -----------------------------------------------------------------
+
+
+class Kernel:
+    """A kernel that launches nothing, and returns what is compiled already."""
+
+    do_not_specialize = ("n_cols",)
+
+    def __init__(self, compiled: Compiled, with_words: bool) -> None:
+        words = ["words_ptr", "tag"] if with_words else []
+        names = ["output_ptr", "input_ptr", *words, "stride", "n_cols"]
+        self.arg_names = [*names, "BLOCK", "EDGES"]
+        self.compiled, self.n_launches = compiled, 0
+
+    def __getitem__(self, grid):
+        def run(*args, **constants):
+            self.n_launches += 1
+            return self.compiled
+
+        return run
+
+
 @pytest.mark.parametrize("with_words", [False, True])
 def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypatch):
     compiled, x, y = Compiled(NestedLauncher()), matrix(3, 4), matrix(3, 4)
     words = torch.zeros(8, dtype=torch.int64)
     workspace = types.SimpleNamespace(taker=lambda: lambda device: (words, 5))
     prepared = launch.Launch(
-        kernel={(7,): lambda *args, **constants: compiled},
+        kernel=Kernel(compiled, with_words),
         grid=(7,),
         scalars=(100, 1000),
         constants={"BLOCK": 64, "EDGES": True, "num_warps": 4},
@@ -178,22 +277,36 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
     addresses = [y.data_ptr(), x.data_ptr()]
     addresses += [words.data_ptr(), 5] if with_words else []
     assert [passed[-1] for passed in compiled.passed] == [(*addresses, *REST)] * 2
-    assert compiled.through_triton == []
+    assert compiled.through_triton == [] and prepared.kernel.n_launches == 1
 
+    # Another launch that needs the same kernel is direct from the first call on.
+    other = replace(prepared, grid=(9, 2), scalars=(200, 2000))
+    launch.CachedLaunch(other)(y, x)
+    assert compiled.passed[-1][:3] == (9, 2, 1)
+    assert compiled.passed[-1][-1] == (*addresses, 200, 2000, *REST[2:])
+    assert prepared.kernel.n_launches == 1
 
-def test_nothing_imports_it_before_a_launch_on_a_gpu():
-    from tests.test_import import told
-
-    code = "import sys, json\nfrom kernels import softmax\nimport torch\n"
-    code += f"softmax(torch.ones(2, 3, device={backend.DEVICE!r}))\n"
-    code += "print(json.dumps('kernels.lab.direct' in sys.modules))"
-    assert told(code) is (backend.DEVICE == "cuda")
+    for change in (
+        {"scalars": (208, 1000)},  # a multiple of 16
+        {"scalars": (1, 1000)},
+        {"scalars": (2**31, 1000)},
+        {"constants": other.constants | {"num_warps": 8}},
+        {"constants": other.constants | {"BLOCK": 32}},
+        {
+            "pointers": (
+                launch.Pointer(torch.float32, aligned=False),
+                *other.pointers[1:],
+            )
+        },
+        {"pointers": (launch.Pointer(torch.float16), *other.pointers[1:])},
+        {"kernel": Kernel(compiled, with_words)},
+    ):
+        launch.CachedLaunch(replace(other, **change))(y, x)
+    assert prepared.kernel.n_launches == 1 + 7
 
 
 @pytest.mark.gpu
 def test_this_triton_launches_as_expected(monkeypatch):
-    from kernels import fastest
-
     monkeypatch.undo()
     monkeypatch.setattr(fastest, "_launches", {})
     for shape in ((300, 64), (300, 33), (2, 2**17)):
