@@ -8,6 +8,12 @@ The ladder (what each chapter's module changes, and what that buys):
     strided     strides, masks, 64-bit       any layout, any size, no stray access
     meta        warps chosen by measurement  the same kernel, at its best launch
     persistent  programs that take tiles     short rows share one, long rows load ahead
+    debugging   kernels with one fault each  the tools that find out why
+    profiling   a kernel with a slow line    a clue from every profiler
+    compiler    one operation a line         the same machine code, now readable
+    layouts     elements change threads      no bank conflict, no byte kept too long
+    cuda        a warp, or a block, per row  the same softmax in CUDA C++, by hand
+    matmul      a tile of a product each     tensor cores, and steps that move no bytes
     tiled       tiles in wide accesses       the copy's speed, for rows that are aligned
     unaligned   a head, a body and a tail    the copy's speed, wherever rows start
     online      running (max, sum) pairs     rows of any length, in two readings
@@ -19,6 +25,7 @@ from kernels.lab import backend as _backend  # picks the world before Triton is 
 
 CHAPTERS = (
     *("eager", "traffic", "program", "strided", "meta", "persistent"),
+    *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
     *("tiled", "unaligned", "online", "cooperative", "fastest"),
 )
 
@@ -28,24 +35,15 @@ from kernels.fastest import softmax  # noqa: E402 - after the world is chosen
 
 del _backend
 
-# The registry has another package named `kernels`: Hugging Face's. Code that asks this
-# package for one of its names gets a sentence that says which package it has found.
-_HUGGING_FACE = (
-    *("Device", "FuncRepository", "LayerRepository", "LocalLayerRepository", "Mode"),
-    *("LocalFuncRepository", "LockedLayerRepository", "get_kernel", "kernelize"),
-    *("get_local_kernel", "get_locked_kernel", "has_kernel", "load_kernel"),
-    *("register_kernel_mapping", "replace_kernel_forward_from_hub"),
-    *("use_kernel_forward_from_hub", "use_kernel_func_from_hub", "use_kernel_mapping"),
-)
-
 
 def __getattr__(name: str) -> object:
-    if name in _HUGGING_FACE:
-        raise ImportError(
+    # The registry has another package named `kernels`: Hugging Face's. Code that asks
+    # this package for one of its names gets a sentence that says which it has found.
+    if name in ("Device", "Mode") or "kernel" in name or name.endswith("Repository"):
+        said = (
             f"{name} is a part of Hugging Face's package 'kernels', but the package of "
             f"that name found here is the course's, in {__path__[0]}; run this outside "
-            "of the course's folder, or import transformers in another process",
-            name=__name__,
-            path=__file__,
+            "of the course's folder, or import transformers in another process"
         )
+        raise ImportError(said, name=__name__, path=__file__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

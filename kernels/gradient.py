@@ -131,14 +131,15 @@ def gradient_kernel(
             part_dot = tl.sum(row_dot, axis=0)  # of the only row
             row_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
             tl.atomic_xchg(row_ptr + part, pack(part_dot, tag), sem="relaxed")
-            dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+            dots, _, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
             looks = 1
             while (n_missing > 0) & (task == own) & (looks < LOOKS):
-                dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+                dots, _, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
                 looks += 1
             row_dot = tl.full((ROWS,), tl.sum(dots, axis=0), tl.float32)
             if (n_missing > 0) | (task != own):
-                next_task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
+                dots, missing, n = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+                next_task = choose_task(missing, n, own, n_parts, BLOCK_PARTS)
         if next_task < 0:
             if EDGES:
                 edge_x = combine(edge_g, edge_y, row_dot[None, :])

@@ -21,7 +21,7 @@ from triton.runtime.jit import KernelInterface
 
 from kernels import eager, program
 from kernels.lab import backend, compile
-from kernels.meta import pick_num_warps
+from kernels.meta import WARPS, pick_num_warps
 from kernels.program import MAX_COLS
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "slow_kernel",
     "slow_softmax",
     "softmax",
-    "warps_of",
 ]
 
 
@@ -65,19 +64,14 @@ def slow_kernel(
     tl.store(output_ptr + row * n_cols + cols, y, mask=inside)
 
 
-def warps_of(n_cols: int, element_size: int) -> int:
-    """The warps of a program, by the rule of `kernels.meta`."""
-    return pick_num_warps(n_cols, element_size)
-
-
 def autotuned(**options: Any) -> Autotuner:
-    """Wraps the mended kernel in a new autotuner, which tries 2, 4, 8 and 16 warps.
+    """Wraps the slow kernel in a new autotuner, which tries each number of warps.
 
     Args:
         options: further options of `triton.autotune`, such as do_bench.
     """
-    configs = [triton.Config({}, num_warps=warps) for warps in (2, 4, 8, 16)]
-    return triton.autotune(configs, ["n_cols"], **options)(program.softmax_kernel)
+    configs = [triton.Config({"THREADS": 32 * w}, num_warps=w) for w in WARPS]
+    return triton.autotune(configs, ["n_cols"], **options)(slow_kernel)
 
 
 # ---- what is timed -------------------------------------------------------------------
@@ -94,7 +88,7 @@ def _softmax(kernel: KernelInterface, x: torch.Tensor) -> torch.Tensor:
     output = torch.empty_like(x)
     if x.numel():
         n_rows, n_cols = x.shape
-        warps = warps_of(n_cols, x.element_size())
+        warps = pick_num_warps(n_cols, x.element_size())
         block = max(triton.next_power_of_2(n_cols), 32 * warps)
         constants = {"BLOCK_COLS": block, "THREADS": 32 * warps}
         constants = {k: v for k, v in constants.items() if k in kernel.arg_names}

@@ -1035,7 +1035,9 @@ def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
     for _ in range(2):
         for x, dim in kinds:
             assert_right(fastest.softmax(x, dim), x, dim)
-    assert len(fastest._launches) == len(kinds) == len(through_triton(launched))
+    assert len(fastest._launches) == len(kinds)
+    calls = through_triton(launched) + through_a_kept_kernel(launched)
+    assert len(calls) == 2 * len(kinds)
     assert len(through_a_kept_kernel(launched)) == len(kinds)
 
 

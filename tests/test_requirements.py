@@ -62,13 +62,14 @@ def installed(check_python, monkeypatch):
 
 
 def test_requirements_name_the_packages_of_pyproject():
-    extras = [line for name in ("lab", "book", "test") for line in EXTRAS[name]]
+    groups = ("cuda", "lab", "book", "test")
+    extras = [line for name in groups for line in EXTRAS[name]]
     assert [parsed(line).name for line in WHOLE] == [
         parsed(line).name for line in RUN + extras
     ]
 
 
-@pytest.mark.parametrize("extra", ["lab", "book", "test"])
+@pytest.mark.parametrize("extra", ["cuda", "lab", "book", "test"])
 def test_requirements_have_the_ranges_of_the_extras(extra):
     whole = by_name(WHOLE)
     for name, requirement in by_name(EXTRAS[extra]).items():

@@ -25,6 +25,7 @@ import itertools
 import math
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,7 +33,7 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend
+from kernels.lab import backend, models
 from kernels.lab.guards import POISON, GuardAllocations, Guarded
 
 Softmax = Callable[[torch.Tensor], torch.Tensor]
@@ -482,3 +483,36 @@ def _wrong_value(
         tolerance=None if math.isnan(right) else tolerance[row, col].item(),
         wrong=int(wrong.sum()),
     )
+
+
+# ---- shuffles ------------------------------------------------------------------------
+
+
+def shuffles(distances: Sequence[int], lanes: int = 32) -> str:
+    """Says whether shuffles bring the value of every lane to every lane, exactly once.
+
+    Args:
+        distances: of each step, as for `models.exchanged` on a warp of 32 lanes.
+        lanes: the first so many lanes hold values; the others hold the identity.
+
+    Raises:
+        ValueError: lanes is not from 1 to 32, or a distance leads out of the warp.
+    """
+    if lanes not in range(1, 33):
+        raise ValueError(f"lanes must be from 1 to 32, got {lanes!r}")
+    own = [Counter([lane]) for lane in range(32)]
+    final = models.exchanged(own, distances, lambda a, b: a + b)[-1]
+    for lane, heard in enumerate(final[:lanes]):
+        never = [other for other in range(lanes) if not heard[other]]
+        twice = [other for other in range(lanes) if heard[other] > 1]
+        if never:
+            count = f"{len(never)} of the {lanes} lanes"
+            return (
+                f"Not yet: lane {lane} never hears of {count}, such as lane {never[0]}."
+            )
+        if twice:
+            times = f"{heard[twice[0]]} times of lane {twice[0]}"
+            return (
+                f"Not yet: lane {lane} hears {times}. A maximum is right, a sum is not."
+            )
+    return f"Right: each of the {lanes} lanes hears of all {lanes} exactly once."

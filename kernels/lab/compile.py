@@ -74,7 +74,7 @@ class Compiled:
             memory instead.
         shared: bytes of shared memory per block.
         ttir, ttgir, llir, ptx: Triton's two intermediate representations, LLVM's, and
-            NVIDIA's virtual assembly.
+        NVIDIA's virtual assembly. A Gluon kernel has no TTIR: it begins as TTGIR.
         cubin: the machine code, as the driver loads it.
         key: a hash of everything that decides the machine code: source, constants,
             specialisation, options, GPU. Launches of one key share a compiled kernel.
@@ -253,7 +253,7 @@ def _read(kernel: Any, gpu: Gpu) -> Compiled:
         registers=registers,
         spills=spills,
         shared=kernel.metadata.shared,
-        ttir=_without_locations(kernel.asm["ttir"]),
+        ttir=_without_locations(kernel.asm.get("ttir", "")),
         ttgir=_without_locations(kernel.asm["ttgir"]),
         llir=kernel.asm["llir"],
         ptx=kernel.asm["ptx"],

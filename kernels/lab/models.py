@@ -202,6 +202,56 @@ def served_by_lru(order: Iterable[Hashable], capacity: int) -> list[bool]:
     return found
 
 
+def grouped_tile(
+    program: int, tiles_m: int, tiles_n: int, group_m: int = 1
+) -> tuple[int, int]:
+    """The (row, column) of the tile that a program of a matrix product computes.
+
+    The programs go down `group_m` rows of tiles, then on to the next column. With 1
+    they take one row of tiles after another.
+
+    Args:
+        program: its number.
+        tiles_m, tiles_n: the rows and the columns of tiles.
+        group_m: rows of tiles in a group; the last group may have fewer.
+    """
+    group, place = divmod(program, group_m * tiles_n)
+    height = min(tiles_m - group * group_m, group_m)
+    return group * group_m + place % height, place // height
+
+
+def loads_of_tiles(
+    tiles: Sequence[tuple[int, int]],
+    steps: int,
+    resident: int,
+    widths: tuple[int, int] = (1, 1),
+) -> list[tuple[str, int, int]]:
+    """The loads of a tiled matrix product, in order, for `served_by_lru`.
+
+    The first `resident` programs run in lockstep: all load the blocks of step 0, then
+    those of step 1, and so on. Then the next programs begin. Real programs drift apart.
+
+    Args:
+        tiles: the tile (row, column) of each program, in the order of their numbers.
+        steps: along K.
+        resident: programs that run at once.
+        widths: the sizes of a block of A and of a block of B, in any one unit. A block
+            is loaded unit by unit.
+
+    Returns:
+        ("A" or "B", the row or the column in units, the step) of each load.
+    """
+    wide_a, wide_b = widths
+    loads = []
+    for first in range(0, len(tiles), resident):
+        wave = tiles[first : first + resident]
+        for step in range(steps):
+            for row, col in wave:
+                loads += [("A", wide_a * row + i, step) for i in range(wide_a)]
+                loads += [("B", wide_b * col + i, step) for i in range(wide_b)]
+    return loads
+
+
 def elements_of_lane(
     block_cols: int,
     warp: int,
@@ -255,10 +305,124 @@ def butterfly(
     lanes = len(values)
     if lanes.bit_count() != 1:
         raise ValueError(f"values must be a power of two in number, got {lanes}")
-    steps = [list(values)]
-    distance = lanes // 2
-    while distance:
+    halvings = range(1, lanes.bit_length())
+    return exchanged(values, [lanes >> step for step in halvings], combine)
+
+
+def exchanged(
+    values: Sequence[Any],
+    distances: Iterable[int],
+    combine: Callable[[Any, Any], Any] = max,
+) -> list[list[Any]]:
+    """What lanes hold before and after each of several shuffles.
+
+    In a step of distance d, lane i combines its value with that of lane i ^ d, where ^
+    is the exclusive or of the two numbers' bits, as in CUDA's `__shfl_xor_sync`.
+
+    Args:
+        values: one per lane.
+        distances: of each step.
+        combine: a function of two values.
+
+    Raises:
+        ValueError: a lane's partner is none of the lanes.
+
+    Returns:
+        One list more than there are distances, each with a value per lane.
+    """
+    steps, lanes = [list(values)], len(values)
+    for distance in distances:
         last = steps[-1]
-        steps.append([combine(last[i], last[i ^ distance]) for i in range(lanes)])
-        distance //= 2
+        partners = [lane ^ distance for lane in range(lanes)]
+        if max(partners, default=-1) >= lanes:
+            raise ValueError(
+                f"distances must lead to one of the {lanes} lanes, got {distance}, "
+                f"which leads to lane {max(partners)}"
+            )
+        steps.append(
+            [combine(last[lane], last[its]) for lane, its in enumerate(partners)]
+        )
     return steps
+
+
+class BlockReduction(NamedTuple):
+    """A block's reduction: shuffles within warps, shared memory between them.
+
+    Attributes:
+        lanes: what each thread holds after the shuffles of its own warp.
+        shared: what each warp writes to shared memory.
+        result: what every thread holds in the end.
+    """
+
+    lanes: list[Any]
+    shared: list[Any]
+    result: Any
+
+
+def block_reduction(
+    values: Sequence[Any],
+    combine: Callable[[Any, Any], Any] = max,
+    *,
+    identity: Any = -math.inf,
+    warp_size: int = 32,
+    missing: Any = None,
+) -> BlockReduction:
+    """Reduces one value per thread of a block as a CUDA kernel does.
+
+    Each warp reduces its values by a butterfly and writes one result to shared memory.
+    After a barrier, a warp loads the results, one a lane, and reduces them again.
+
+    Args:
+        values: one per thread, of at most warp_size warps.
+        combine: a function of two values, associative and commutative.
+        identity: of combine; the lanes without a warp's result hold it.
+        warp_size: lanes of a warp, a power of two.
+        missing: what a shuffle reads of lanes that the last warp lacks. CUDA leaves it
+            undefined.
+
+    Raises:
+        ValueError: the last warp lacks lanes and `missing` is None; or there are more
+            warps than a warp has lanes.
+    """
+    threads = len(values)
+    absent = -threads % warp_size
+    if absent and missing is None:
+        raise ValueError(
+            f"values must fill warps of {warp_size} lanes, got {threads}: the last "
+            f"warp lacks {absent} lanes, and its shuffles would read them all the same"
+        )
+    filled = [*values, *[missing] * absent]
+    if not 0 < len(filled) <= warp_size**2:
+        raise ValueError(
+            f"values must be 1 to {warp_size**2} in number, got {len(values)}"
+        )
+    warps = [
+        filled[first : first + warp_size] for first in range(0, len(filled), warp_size)
+    ]
+    lanes = [value for warp in warps for value in butterfly(warp, combine)[-1]]
+    shared = lanes[::warp_size]
+    idle = [identity] * (warp_size - len(shared))
+    result = butterfly([*shared, *idle], combine)[-1][0]
+    return BlockReduction(lanes[:threads], shared, result)
+
+
+def bank_passes(addresses: Iterable[int], n_bytes: int = 4) -> int:
+    """How many passes through shared memory one access of a warp takes.
+
+    Shared memory has 32 banks, each of which serves 4 bytes at a time: the bank of an
+    address is address // 4 % 32. Lanes that want the same 4 bytes are served together.
+    Lanes that want other bytes of the same bank wait for another pass: a bank conflict.
+    An access of 8 or 16 bytes a lane is served half a warp or a quarter at a time.
+
+    Args:
+        addresses: the first byte of each lane, in the order of the lanes; negative for
+            a lane that is masked off.
+        n_bytes: that a lane moves, at most 16.
+    """
+    addresses, words = list(addresses), max(n_bytes // 4, 1)
+    passes = 0
+    for first in range(0, len(addresses), 32 // words):
+        served = addresses[first : first + 32 // words]
+        wanted = {a // 4 + word for a in served if a >= 0 for word in range(words)}
+        passes += max(Counter(word % 32 for word in wanted).values(), default=0)
+    return passes

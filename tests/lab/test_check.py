@@ -444,3 +444,29 @@ def test_compiled_functions_are_checked_as_compiled():
 def test_wrong_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         check.softmax(**({"function": torch_softmax} | arguments))
+
+
+# ---- shuffles ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("distances", "lanes", "verdict"),
+    [
+        ((16, 8, 4, 2, 1), 32, "Right: each of the 32 lanes hears of all 32"),
+        ((1, 2, 4, 8, 16), 24, "Right: each of the 24 lanes hears of all 24"),
+        ((8, 4, 2, 1), 16, "Right: each of the 16 lanes"),
+        ((12, 6, 3, 1), 24, "lane 0 never hears of 8 of the 24 lanes, such as lane 16"),
+        ((16, 8, 4, 2), 32, "lane 0 never hears of 16 of the 32 lanes, such as lane 1"),
+        ((16, 8, 4, 2, 1, 1), 32, "lane 0 hears 2 times of lane 0"),
+        ((), 1, "Right: each of the 1 lanes"),
+    ],
+)
+def test_shuffles_are_judged_in_a_sentence(distances, lanes, verdict):
+    assert verdict in check.shuffles(distances, lanes)
+
+
+def test_shuffles_stay_within_a_warp():
+    with pytest.raises(ValueError, match="lanes must be from 1 to 32, got 33"):
+        check.shuffles((1,), 33)
+    with pytest.raises(ValueError, match="one of the 32 lanes, got 32"):
+        check.shuffles((32,))

@@ -181,6 +181,8 @@ def keys_of(launches: list[launch.Launch]) -> list[tuple[int, str]]:
     ours, theirs = {}, []
     hook = lambda **told: theirs.append(told["key"]) or True  # noqa: E731 - do not compile
     triton.knobs.runtime.jit_cache_hook = hook
+    for kernel in {made.kernel for made in launches}:
+        kernel.device_caches.clear()  # what is compiled would not be asked for again
     numbers = [ours.setdefault(direct.key_of(made), len(ours)) for made in launches]
     for made in launches:
         made.kernel.warmup(*made.arguments, grid=(1,), **made.constants)

@@ -25,7 +25,7 @@ X = torch.arange(24.0).reshape(4, 6)
 ROW = [-3.0, -1.5, -2.25, -4.0, -2.0]
 H200 = gpu.named("H200")
 
-STEPS = [(stem, 4400.0) for stem in kernels.CHAPTERS if stem != "traffic"]
+STEPS = [(stem, 4400.0) for stem in kernels.CHAPTERS[-12:]]
 PEERS = [(name, 4400.0) for name in ("torch", "torch.compile", "liger", "tutorial")]
 
 PICTURES = {
@@ -64,6 +64,8 @@ PICTURES = {
     "reduction": lambda: draw.reduction(range(-8, 8), warp_size=4),
     "reduction in one": lambda: draw.reduction([3, -1.5, 4, 1], warp_size=4),
     "reduction by one": lambda: draw.reduction([2, 1], warp_size=1),
+    "heard": lambda: draw.heard({"xor 1": [1], "xor 16, 1": [16, 1]}, 24),
+    "heard by all": lambda: draw.heard({"all": [16, 8, 4, 2, 1]}),
     "occupancy": lambda: draw.occupancy(H200, num_warps=4, registers=48, shared=2048),
     "occupancy, small": lambda: draw.occupancy(
         H200, num_warps=1, registers=0, shared=0

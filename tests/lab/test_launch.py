@@ -228,7 +228,7 @@ def test_the_stand_in_is_as_strict_as_a_compiled_kernel():
         {"rest": (120, 130, 100, 128, 1.0)},  # another order
         {"rest": (130, 120, 100)},  # no constants
         {"grid": (4, 1, 1)},  # a program too few
-        {"compiled": None, "launch": lambda *tensors: None},  # nothing is launched
+        {"compiled": {(5, 1, 1): lambda *args: None}},  # nothing is launched
     ],
 )
 def test_a_broken_fast_path_is_seen(broken):

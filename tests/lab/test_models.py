@@ -210,3 +210,82 @@ def test_a_butterfly_combines_all_values_in_every_lane():
 def test_a_butterfly_needs_a_power_of_two(count):
     with pytest.raises(ValueError, match=f"power of two in number, got {count}"):
         models.butterfly(range(count))
+
+
+@pytest.mark.parametrize("stride", range(1, 34))
+def test_a_stride_meets_its_banks_as_often_as_it_shares_factors_with_32(stride):
+    addresses = [4 * stride * lane for lane in range(32)]
+    assert models.bank_passes(addresses) == math.gcd(stride, 32)
+
+
+def test_bank_passes():
+    assert models.bank_passes([0] * 32) == 1  # all lanes want the same bytes
+    assert models.bank_passes([0, 1, 2, 3] * 8) == 1  # bytes of one word
+    assert models.bank_passes([-1] * 32) == 0
+    assert models.bank_passes([-1] * 30 + [0, 128]) == 2
+    assert models.bank_passes([8 * lane for lane in range(32)], 8) == 2
+    assert models.bank_passes([16 * lane for lane in range(32)], 16) == 4
+    assert models.bank_passes([128 * lane for lane in range(32)], 16) == 32
+
+
+def test_lanes_exchange_at_any_distances():
+    steps = models.exchanged([1, 3, 2, 0], [1, 2])
+    assert steps == [[1, 3, 2, 0], [3, 3, 2, 2], [3, 3, 3, 3]]
+    assert models.exchanged([1, 3, 2, 0], []) == [[1, 3, 2, 0]]
+
+
+def test_a_butterfly_of_24_lanes_splits_them():
+    heard = models.exchanged(
+        [frozenset([lane]) for lane in range(32)], [12, 6, 3, 1], frozenset.union
+    )[-1]
+    assert {len(each) for each in heard} == {16}
+    values = [100, *range(31)]  # the maximum is in lane 0
+    found = models.exchanged(values, [12, 6, 3, 1])[-1]
+    assert [lane for lane in range(24) if found[lane] == 100] == [*range(16)]
+
+
+def test_a_shuffle_needs_a_partner():
+    with pytest.raises(ValueError, match=r"one of the 24 lanes, got 12.*lane 31"):
+        models.exchanged(range(24), [12])
+
+
+def test_a_block_reduces_by_warps_and_by_shared_memory():
+    done = models.block_reduction([1, 5, 2, 0, 3, 3, 9, 4], warp_size=4)
+    assert done == ([5] * 4 + [9] * 4, [5, 9], 9)
+    total = models.block_reduction(range(1024), lambda a, b: a + b, identity=0)
+    assert total.result == sum(range(1024)) and len(total.shared) == 32
+
+
+def test_a_block_of_112_threads_lacks_lanes():
+    with pytest.raises(ValueError, match=r"got 112: .*lacks 16 lanes"):
+        models.block_reduction([-1.0] * 112)
+    wrong = models.block_reduction([-1.0] * 112, missing=0.0)
+    assert (wrong.shared, wrong.result) == ([-1.0, -1.0, -1.0, 0.0], 0.0)
+    assert models.block_reduction([-1.0] * 112, missing=-math.inf).result == -1.0
+
+
+@pytest.mark.parametrize("threads", [0, 17 * 16])
+def test_a_block_has_no_more_warps_than_a_warp_has_lanes(threads):
+    with pytest.raises(ValueError, match="1 to 256 in number"):
+        models.block_reduction([1] * threads, warp_size=16)
+
+
+# ---- tiles of a matrix product -------------------------------------------------------
+
+
+def test_grouped_tiles_go_down_before_they_go_right():
+    order = [models.grouped_tile(program, 5, 3, 2) for program in range(15)]
+    assert order[:6] == [(0, 0), (1, 0), (0, 1), (1, 1), (0, 2), (1, 2)]
+    assert order[-3:] == [(4, 0), (4, 1), (4, 2)]  # the last group has one row
+
+
+def test_loads_of_tiles_go_in_lockstep_wave_by_wave():
+    loads = models.loads_of_tiles([(0, 0), (0, 1), (1, 0)], 2, 2, (1, 2))
+    first = [("A", 0, 0), ("B", 0, 0), ("B", 1, 0), ("A", 0, 0), ("B", 2, 0)]
+    assert loads[:5] == first
+    assert {step for _, _, step in loads[:6]} == {0}
+    assert loads[12:] == [
+        *(("A", 1, 0), ("B", 0, 0), ("B", 1, 0)),
+        *(("A", 1, 1), ("B", 0, 1), ("B", 1, 1)),
+    ]
+    assert sum(models.served_by_lru(loads, 100)) == len(loads) - 4 - 8

@@ -11,6 +11,9 @@ Weighed: triton-viz, which records a run of a kernel to be explored in a browser
 of a book needs a still that reads without a browser.
 """
 
+from kernels.lab.draw.compiling import stages
+from kernels.lab.draw.lanes import heard
+from kernels.lab.draw.layouts import allocation, bank_tiles, banks, tile_layout
 from kernels.lab.draw.memory import (
     block_layout,
     coalescing,
@@ -27,23 +30,32 @@ from kernels.lab.draw.programs import (
     launch,
     thread_and_program,
 )
+from kernels.lab.draw.tiles import orders, product
 from kernels.lab.draw.time import occupancy, pipeline, schedule, sharing
 
 __all__ = [
+    "allocation",
+    "bank_tiles",
+    "banks",
     "block_layout",
     "coalescing",
     "coverage",
     "fusion",
+    "heard",
     "ladder",
     "launch",
     "mask",
     "memory_hierarchy",
     "occupancy",
+    "orders",
     "pipeline",
+    "product",
     "reduction",
     "rereading",
     "schedule",
     "sharing",
+    "stages",
     "strides",
     "thread_and_program",
+    "tile_layout",
 ]
