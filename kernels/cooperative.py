@@ -3,33 +3,32 @@
 Builds on: `kernels.unaligned`, and the (max, sum) pairs of `kernels.online`.
 Changes: a program holds one part of a row. It publishes the part's (max, sum) pair,
     waits for the pairs of the row's other parts, merges all pairs, and writes the
-    softmax of what it still holds.
-Costs: MN values read and MN written, and two 64-bit words for each part.
+    softmax of what it still holds. If a pair does not come, it computes that pair too.
+Costs: MN values read and MN written, and two 64-bit words for each part. A row with
+    more parts than the GPU runs at once is read twice.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
 
-import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend
-from kernels.lab.launch import Launch, Workspace, constants_of, pointer_to
-from kernels.online import exp_shifted_or_zero, merge, merge_axis
+from kernels.lab import backend, launch
+from kernels.lab.launch import SIZES, Launch, Workspace, constants_of, pointer_to
+from kernels.online import merge_axis
 from kernels.tiled import exp_shifted, load_or_neg_inf, opaque_move, row_shift
 from kernels.unaligned import alignment, edge_columns, split_row
 
-MAX_COLS = 2**27  # a row is only fast if all its parts fit the GPU at once
-FEW_BYTES = 12 * 2**20  # of a tensor: less does not fill the GPU
-MANY_BYTES = 2**27  # of a tensor: more than twice what all SMs hold
+MAX_COLS = 2**27
+FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
+MANY_BYTES = 2**27 // 132  # of a tensor, for each SM: more than twice what it holds
 LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
-
-# How often a program looks for the other parts' words; a look takes about 1 µs.
-MAX_POLLS = tl.constexpr(1 if backend.INTERPRETED else 1000)
-UNASSISTED_COLS = tl.constexpr(1024)
+HELD_BYTES = 5 * 2**15  # of a row, for each SM: it holds no more parts of 32 KiB
+PATIENCE = 50  # looks for the other parts' words; a look takes about 1 µs
+INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
 
 @triton.jit
@@ -51,58 +50,39 @@ def has_tag(word, tag):
 
 
 @triton.jit
-def n_missing(max_words, sum_words, is_part, tag):
-    """How many parts have not published both of their words yet."""
-    arrived = has_tag(max_words, tag) & has_tag(sum_words, tag)
-    return tl.sum((is_part & ~arrived).to(tl.int32), axis=0)
+def publish(word_ptr, seen, value, tag):
+    """Writes a value, unless this call has published the word since it was `seen`."""
+    word = tl.where(has_tag(seen, tag), seen, pack(value, tag))
+    tl.atomic_cas(word_ptr, seen, word, sem="relaxed")
 
 
 @triton.jit
-def exchange(words_ptr, part, part_max, part_sum, tag, N_PARTS, BLOCK_PARTS):
-    """Publishes a part's pair and waits for the pairs of all parts of its row.
-
-    Returns the parts' maxima, their sums, and the number of polls. After MAX_POLLS
-    polls some of the pairs may be missing.
-    """
-    tl.atomic_xchg(words_ptr + part, pack(part_max, tag), sem="relaxed")
-    tl.atomic_xchg(words_ptr + N_PARTS + part, pack(part_sum, tag), sem="relaxed")
+def look(words_ptr, tag, n_parts, BLOCK_PARTS):
+    """Reads a row's words: maxima, sums, which parts are missing, and how many."""
     parts = tl.arange(0, BLOCK_PARTS)
-    is_part = parts < N_PARTS
+    is_part = parts < n_parts
     # Volatile loads read the words from memory each time, not from a register or L1.
-    max_ptrs, sum_ptrs = words_ptr + parts, words_ptr + N_PARTS + parts
+    max_ptrs, sum_ptrs = words_ptr + parts, words_ptr + n_parts + parts
     max_words = tl.load(max_ptrs, mask=is_part, other=0, volatile=True)
     sum_words = tl.load(sum_ptrs, mask=is_part, other=0, volatile=True)
-    polls = 0
-    while (polls < MAX_POLLS) & (n_missing(max_words, sum_words, is_part, tag) > 0):
-        max_words = tl.load(max_ptrs, mask=is_part, other=0, volatile=True)
-        sum_words = tl.load(sum_ptrs, mask=is_part, other=0, volatile=True)
-        polls += 1
+    missing = is_part & ~(has_tag(max_words, tag) & has_tag(sum_words, tag))
     # Where there is no part, the words are 0: as a sum that is the identity already.
     maxima = tl.where(is_part, unpack(max_words), -float("inf"))
-    return maxima, unpack(sum_words), polls
+    return maxima, unpack(sum_words), missing, tl.sum(missing.to(tl.int32), axis=0)
 
 
-@triton.jit(noinline=True)
-def softmax_part_unassisted(output_ptr, row_ptr, first, end, n_cols):
-    """Computes columns first to end of a row's softmax without the other programs.
-
-    It reads the whole row for its (max, sum) pair, as chapter `online` does.
-    """
-    row_max = -float("inf")
-    row_sum = 0.0
-    for start in range(0, n_cols, UNASSISTED_COLS):
-        cols = start + tl.arange(0, UNASSISTED_COLS)
-        x = tl.load(row_ptr + cols, mask=cols < n_cols, other=-float("inf"))
-        block_max = tl.max(x.to(tl.float32), axis=0)
-        block_sum = tl.sum(exp_shifted_or_zero(x.to(tl.float32), block_max), axis=0)
-        row_max, row_sum = merge(row_max, row_sum, block_max, block_sum)
-    for start in range(first, end, UNASSISTED_COLS):
-        cols = start + tl.arange(0, UNASSISTED_COLS)
-        x = tl.load(row_ptr + cols, mask=cols < end)
-        tl.store(output_ptr + cols, exp_shifted(x, row_max) / row_sum, mask=cols < end)
+@triton.jit
+def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
+    """The program whose part comes next: a missing one, or `own` if none is missing."""
+    # Programs choose at once, and not alike: of n, each takes every n-th from its own.
+    part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
+    n_there = tl.maximum(n_parts - n_missing, 1)
+    distance = (parts - part + n_parts * n_there) % n_there
+    order = tl.where(missing, distance * n_parts + parts, n_parts * n_parts + part)
+    return own - part + tl.min(order, axis=0) % n_parts
 
 
-@triton.jit(do_not_specialize=["tag"])
+@triton.jit(do_not_specialize=SIZES)
 def softmax_kernel(
     output_ptr,
     input_ptr,
@@ -112,125 +92,149 @@ def softmax_kernel(
     input_row_stride,
     input_shift,
     n_cols,
-    N_PARTS: tl.constexpr,
+    n_parts,
     BLOCK_COLS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     EDGES: tl.constexpr,
     SAME_SHIFT: tl.constexpr,
+    PATIENCE: tl.constexpr,
 ):
     """One program computes one part of the softmax of one row.
 
+    It waits for the pairs of the row's other parts. When its patience ends, it helps:
+    it computes a missing pair, and so on until none is missing, and then its own part
+    once more. A pair is the same, bit by bit, whichever program computes it.
+
     Args:
-        output_ptr, input_ptr: the tensors' first elements.
-        words_ptr: 2 * N_PARTS words (int64) for each row: maxima, then sums.
+        output_ptr, input_ptr: the tensors' first elements; may be equal.
+        words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums.
         tag: this call's; no earlier call's word has it.
-        output_row_stride, input_row_stride, input_shift, n_cols: as in
-            `kernels.unaligned`.
-        N_PARTS: parts of a row. Neighbouring programs take neighbouring parts.
+        output_row_stride, …, n_cols: as in `kernels.unaligned`.
+        n_parts: parts of a row. Neighbouring programs take neighbouring parts.
         BLOCK_COLS: columns of a part.
-        BLOCK_PARTS: a power of two, at least N_PARTS.
+        BLOCK_PARTS: a power of two, at least n_parts.
         VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
             the last part its tail. SAME_SHIFT: as in `kernels.unaligned`.
+        PATIENCE: how often a program looks for the other parts before it helps.
     """
-    row = (tl.program_id(0) // N_PARTS).to(tl.int64)
-    part = tl.program_id(0) % N_PARTS
+    LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
+    own = tl.program_id(0)
     cols = tl.arange(0, BLOCK_COLS)
-    input_row = row * input_row_stride
-    row_ptr = input_ptr + input_row
-    if EDGES:
-        head, body = split_row(input_row + input_shift, n_cols, VECTOR)
-        edge = tl.arange(0, 2 * VECTOR)
-        edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-        edge_part = tl.where(edge < VECTOR, 0, N_PARTS - 1)
-        at_edge = at_edge & (edge_part == part)
-        edges = load_or_neg_inf(row_ptr + edge_cols, at_edge)
-        start = (input_row + input_shift + head) // VECTOR * VECTOR + part * BLOCK_COLS
-        input_ptrs = tl.multiple_of(input_ptr - input_shift, 16) + start + cols
-        inside = cols // VECTOR * VECTOR < body - part * BLOCK_COLS
-    else:
-        head = 0
-        start = row * (input_row_stride // VECTOR * VECTOR) + part * BLOCK_COLS
-        input_ptrs = input_ptr + start + cols
-        inside = cols < n_cols // VECTOR * VECTOR - part * BLOCK_COLS
-    x = load_or_neg_inf(input_ptrs, inside)
-    part_max = tl.max(x.to(tl.float32), axis=0)
-    if EDGES:
-        part_max = tl.maximum(part_max, tl.max(edges.to(tl.float32), axis=0))
-    finite = tl.where(part_max == -float("inf"), 0.0, part_max)  # -inf - -inf is NaN
-    part_sum = tl.sum(exp_shifted(opaque_move(x, True), finite), axis=0)
-    if EDGES:
-        part_sum += tl.sum(exp_shifted(edges, finite), axis=0)
-
-    words_ptr += row * (2 * N_PARTS)
-    maxima, sums, polls = exchange(
-        words_ptr, part, part_max, part_sum, tag, N_PARTS, BLOCK_PARTS
-    )
-    output_row_ptr = output_ptr + row * output_row_stride
-    if polls == MAX_POLLS:
-        first = tl.where(part == 0, 0, head + part * BLOCK_COLS)
-        end = tl.where(part == N_PARTS - 1, n_cols, head + (part + 1) * BLOCK_COLS)
-        softmax_part_unassisted(output_row_ptr, row_ptr, first, end, n_cols)
-    else:
-        row_max, row_sum = merge_axis(maxima, sums, 0)
-        factor = 1 / row_sum
+    task = own  # the program whose part this program computes; -1 at the end
+    while task >= 0:
+        row = (task // n_parts).to(tl.int64)
+        part = task % n_parts
+        first = part * BLOCK_COLS
+        row_ptr = words_ptr + row * (2 * n_parts)
+        max_ptr, sum_ptr = row_ptr + part, row_ptr + n_parts + part
+        # Seen before x is loaded: where the output is the input, the part's own program
+        # may publish meanwhile, and write its results over x.
+        seen_max = tl.load(max_ptr, volatile=True)
+        seen_sum = tl.load(sum_ptr, volatile=True)
+        input_row = row * input_row_stride
         if EDGES:
-            y = exp_shifted(edges, row_max) * factor
-            tl.store(output_row_ptr + edge_cols, y, mask=at_edge)
-            if SAME_SHIFT:
-                output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + start
-            else:
-                output_ptrs = output_row_ptr + (head + part * BLOCK_COLS)
+            head, body = split_row(input_row + input_shift, n_cols, VECTOR)
+            edge = tl.arange(0, 2 * VECTOR)
+            edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
+            at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, n_parts - 1))
+            edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
+            start = (input_row + input_shift + head) // VECTOR * VECTOR + first
+            input_ptrs = tl.multiple_of(input_ptr - input_shift, 16) + start + cols
+            inside = cols // VECTOR * VECTOR < body - first
         else:
-            start = row * (output_row_stride // VECTOR * VECTOR) + part * BLOCK_COLS
-            output_ptrs = output_ptr + start
-        y = exp_shifted(opaque_move(x, True), row_max) * factor
-        tl.store(output_ptrs + cols, y, mask=inside)
+            start = row * (input_row_stride // VECTOR * VECTOR) + first
+            input_ptrs = input_ptr + start + cols
+            inside = cols < n_cols // VECTOR * VECTOR - first
+        x = load_or_neg_inf(input_ptrs, inside)
+        part_max = tl.max(x.to(tl.float32), axis=0)
+        if EDGES:
+            part_max = tl.maximum(part_max, tl.max(edges.to(tl.float32), axis=0))
+        finite = tl.where(part_max == -float("inf"), 0.0, part_max)  # not -inf - -inf
+        part_sum = tl.sum(exp_shifted(opaque_move(x, True), finite), axis=0)
+        if EDGES:
+            part_sum += tl.sum(exp_shifted(edges, finite), axis=0)
+        publish(max_ptr, seen_max, part_max, tag)
+        publish(sum_ptr, seen_sum, part_sum, tag)
+
+        maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+        looks = 1
+        while (n_missing > 0) & (task == own) & (looks < LOOKS):
+            maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+            looks += 1
+        if (n_missing > 0) | (task != own):
+            task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
+        else:
+            row_max, row_sum = merge_axis(maxima, sums, 0)
+            factor = 1 / row_sum
+            output_row_ptr = output_ptr + row * output_row_stride
+            if EDGES:
+                y = exp_shifted(edges, row_max) * factor
+                tl.store(output_row_ptr + edge_cols, y, mask=at_edge)
+                if SAME_SHIFT:
+                    output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + start
+                else:
+                    output_ptrs = output_row_ptr + (head + first)
+            else:
+                start = row * (output_row_stride // VECTOR * VECTOR) + first
+                output_ptrs = output_ptr + start
+            y = exp_shifted(opaque_move(x, True), row_max) * factor
+            tl.store(output_ptrs + cols, y, mask=inside)
+            task = -1
 
 
 @dataclass(frozen=True)
 class Config:
     """The kernel's constants and launch options; `choose_config` chooses them."""
 
-    n_parts: int
     block_cols: int
     block_parts: int
     vector: int
     edges: bool
     same_shift: bool
+    patience: int
     num_warps: int
     maxnreg: int | None = None
 
 
-@functools.lru_cache(maxsize=4096)
 def choose_config(
     n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
 ) -> Config:
-    """The configuration for n_rows rows of n_cols values of element_size bytes.
+    """The configuration for n_rows rows of n_cols values, on the current GPU.
 
     While a program waits, only other programs load. So parts are large, and a thread's
-    registers are capped, to keep as much of the matrix as possible in each SM. A tensor
-    of less than FEW_BYTES has small parts instead, so that many SMs get one.
+    registers are capped, to keep as much of the matrix as possible in each SM. A small
+    tensor has small parts instead, so that many SMs get one. Where the SMs cannot hold
+    all parts of a row at once, it is no use to wait: a program looks once, and helps.
 
-    `unaligned.alignment` returns `vector` and `same_shift`.
+    A value has element_size bytes. `unaligned.alignment` returns the other arguments.
     """
-    row_bytes = n_cols * element_size
-    if n_rows * row_bytes < FEW_BYTES:
-        part_bytes = min(max(8192, triton.next_power_of_2(row_bytes) // 64), 32768)
-        num_warps, maxnreg = part_bytes // 2048, None
-    elif row_bytes < LONG_BYTES[element_size] or n_rows * row_bytes < MANY_BYTES:
-        part_bytes, num_warps, maxnreg = 32768, 4, 96 if element_size == 2 else 88
-    else:
+    sms, row_bytes = launch.n_sms(), n_cols * element_size
+    n_bytes = n_rows * row_bytes
+    long = n_bytes >= MANY_BYTES * sms and row_bytes >= LONG_BYTES[element_size]
+    if n_bytes < FEW_BYTES * sms:
+        vector = vector if vector * element_size == 16 else 1  # one kernel less
+        part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
+        num_warps, maxnreg = part_bytes // 2048, 40
+    elif long or row_bytes > HELD_BYTES * sms:
         part_bytes, num_warps, maxnreg = 65536, 4, 168
+    else:
+        part_bytes, num_warps, maxnreg = 32768, 4, 96
     edges = vector == 1
     vector = 16 // element_size if edges else vector
     block_cols = part_bytes // element_size
-    body = max(n_cols // vector * vector, 1) if edges else n_cols
-    n_parts = triton.cdiv(body, block_cols)
-    block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
-    shape = n_parts, block_cols, block_parts
-    return Config(*shape, vector, edges, same_shift, num_warps, maxnreg)
+    n_parts = count_parts(n_cols, block_cols, vector)
+    block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
+    n_held = launch.programs_at_once(num_warps, maxnreg)
+    patience = PATIENCE if n_parts <= n_held else 1
+    shape = block_cols, block_parts, vector
+    return Config(*shape, edges, same_shift, patience, num_warps, maxnreg)
+
+
+def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
+    """The parts of a row. Its last n_cols % vector values make no part of their own."""
+    return max(1, launch.ceil_div(n_cols // vector * vector, block_cols))
 
 
 def launch_for(
@@ -239,21 +243,20 @@ def launch_for(
     """The launch that writes the softmax of x's rows to output.
 
     Args:
-        output, x: as for `kernels.tiled.launch_for`, and without common memory, because
-            a program that has waited in vain reads the input again.
+        output, x: as for `kernels.tiled.launch_for`; one tensor, or apart in memory.
         config: for the kernel, not checked; None lets `choose_config` choose.
     """
     n_rows, n_cols = x.shape
     if config is None:
         config = choose_config(n_rows, n_cols, x.element_size(), *alignment(output, x))
-    n_programs = n_rows * config.n_parts
+    n_parts = count_parts(n_cols, config.block_cols, config.vector)
     return Launch(
         kernel=softmax_kernel,
-        grid=(n_programs,),
-        scalars=(output.stride(0), x.stride(0), row_shift(x), n_cols),
+        grid=(n_rows * n_parts,),
+        scalars=(output.stride(0), x.stride(0), row_shift(x), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        workspace=Workspace(2 * n_programs),
+        workspace=Workspace(2 * n_rows * n_parts),
     )
 
 

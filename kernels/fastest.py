@@ -8,129 +8,169 @@ Source: measured (`notebooks/recorded/`); PyTorch's documentation of
     `torch.nn.functional.softmax` and of custom operators.
 """
 
-import contextlib
 import functools
+import importlib
 import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
 from kernels.lab import backend
-from kernels.lab.launch import CachedLaunch
+from kernels.lab.launch import CachedLaunch, n_sms
 
 DTYPES = (*backend.DTYPES, torch.float64)
+ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
 
 LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
 SHARED_ROW = 32768  # the same where there are too few rows to fill the GPU
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
-@functools.lru_cache(maxsize=4096)
 def choose(
     n_rows: int, n_cols: int, dtype: torch.dtype, aligned: bool | None = None
 ) -> str:
     """The chapter whose kernel takes a matrix with adjacent columns.
 
     The rule is read off the measurements of this chapter. Up to LONGEST_TILE bytes one
-    program takes a whole row; if the matrix is too small to fill the GPU, only up to
+    program takes a whole row; if the matrix is too small to fill this GPU, only up to
     SHARED_ROW bytes. Programs share longer rows. `online` takes what the other kernels
     do not take.
 
     Args:
         n_rows, n_cols: the shape.
         dtype: one of DTYPES.
-        aligned: whether `tiled.choose_vector` found wide accesses for the rows; None
-            stands for the rows of a contiguous matrix.
+        aligned: whether wide accesses fit the rows, by `is_wide`; None stands for the
+            rows of a contiguous matrix.
     """
     row_bytes = n_cols * dtype.itemsize
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
         return "online"
-    few = n_rows * row_bytes < cooperative.FEW_BYTES
+    few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
     if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
         if aligned is None:
-            aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
+            vector = tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
+            aligned = is_wide(vector, n_rows, dtype.itemsize)
         return "tiled" if aligned else "unaligned"
     return "cooperative" if n_cols <= cooperative.MAX_COLS else "online"
 
 
+def is_wide(vector: int, n_rows: int, element_size: int) -> bool:
+    """Whether accesses of `vector` elements are wide: 16 bytes, or 8 for many rows."""
+    return vector > 1 and (n_rows > n_sms() or vector * element_size == 16)
+
+
 def softmax(
-    x: torch.Tensor, dim: int = -1, *, out: torch.Tensor | None = None
-) -> torch.Tensor:
+    x: Tensor,
+    dim: int = -1,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """The softmax of x along a dimension.
 
-    Works under `torch.compile`, which sees one operator, in CUDA graphs, and on several
-    streams at once. Shapes that need another configuration are compiled at first use.
+    Works under `torch.compile` and `torch.func`, which see one operator, in CUDA
+    graphs, and on several streams at once. Shapes that need another configuration are
+    compiled at first use.
 
     Args:
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in
-            float32, or in float64 if x is. May require a gradient.
+            float32, or in float64 if x or dtype is. May require a gradient.
         dim: the dimension along which values sum to 1.
-        out: where to write, of x's shape, dtype and device; may be x itself.
+        dtype: of the result; None means x's. As in `torch.softmax`, x is converted to
+            it first, and may then have any real dtype. That takes a pass of its own
+            only if dtype does not hold all of the values that x's dtype holds.
+        out: where to write, of x's shape, the result's dtype and x's device; may be x.
 
     Returns:
-        out, or a new contiguous tensor of x's shape and dtype; empty if x is.
+        out, or a new contiguous tensor of x's shape; empty if x is.
 
     Raises:
-        TypeError, ValueError: x or out is not such a tensor, or not where kernels run.
+        TypeError, ValueError: x, dtype or out is not such, or not where kernels run.
         IndexError: x has no such dimension.
         RuntimeError: out is given where a gradient is needed.
     """
-    if torch.compiler.is_compiling() or out is not None:
-        return _traced_or_out(x, dim, out)
-    try:
-        key = (x.shape, x.stride(), x.dtype, x.device, dim, x.data_ptr() % 16)
-        launch = _launches.get(key)
-    except (AttributeError, RuntimeError, TypeError):  # no tensor, or without data
-        return _traced_or_out(x, dim, None)
-    if launch is None:
-        _validate(x, dim)
-    if x.requires_grad and torch.is_grad_enabled():
-        return _operator(x, dim)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.is_cuda and x.device.index != torch.cuda.current_device():
-        with torch.cuda.device(x.device):
-            return softmax(x, dim)
-    if launch is None:
-        if len(_launches) >= MOST_LAUNCHES:
-            _launches.clear()
-        launch = _launches[key] = _prepare(output, x, dim)
-    launch(output, x)
-    return output
+    if out is None and type(dim) is int and _is_plain(x):
+        if x.requires_grad and torch.is_grad_enabled():
+            return _rules().apply(_run, x, dim, dtype)
+        return _run(x, dim, dtype)
+    from kernels.lab import operator  # inference on plain tensors never needs it
 
-
-def _traced_or_out(x: torch.Tensor, dim: int, out: torch.Tensor | None) -> torch.Tensor:
-    """The path for `torch.compile` tracing and for `out=`."""
-    _validate(x, dim)
+    operator.validate(x, dim, dtype)
     if out is None:
-        return _operator(x, dim)
-    _validate_out(out, x)
-    if x.requires_grad and torch.is_grad_enabled():
-        raise RuntimeError(
-            "out must be None where x requires a gradient, got a tensor; call "
-            "softmax(x, dim), or use torch.no_grad()"
-        )
-    if torch.compiler.is_compiling() or not _separate(out, x):
-        return out.copy_(_operator(x, dim))
-    with torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext():
-        _prepare(out, x, dim)(out, x)
+        return torch.ops.kernels.softmax.default(x, dim, dtype)
+    operator.validate_out(out, x, dtype)
+    if not (_is_plain(x) and _is_plain(out) and operator.are_apart(out, x)):
+        return out.copy_(torch.ops.kernels.softmax.default(x, dim, dtype))
+    _run(x, dim, dtype, out)
+    torch.autograd.graph.increment_version(out)
     return out
 
 
-def _separate(out: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether a kernel can write to out and read x: contiguous, and apart."""
-    shared = out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    return out.is_contiguous() and not shared
+_transforms_are_active = torch._C._are_functorch_transforms_active
+_n_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
 
+
+def _is_plain(x: object) -> bool:
+    """Whether a kernel may take x by its address; otherwise the operator takes it.
+
+    The operator takes subclasses, tensors without memory, values that differ from those
+    in memory, and all that PyTorch traces, transforms or differentiates forward. Every
+    call asks this, so the answer comes from flags of PyTorch, 0.25 µs together.
+    """
+    return (
+        not is_dynamo_compiling()
+        and type(x) is Tensor
+        and not _transforms_are_active()
+        and not _n_dispatch_modes()
+        and forward_ad._current_level < 0
+        and _tracing_state() is None
+        and not x.is_neg()
+    )
+
+
+def _run(
+    x: Tensor, dim: int, dtype: torch.dtype | None = None, out: Tensor | None = None
+) -> Tensor:
+    """`softmax` of x's memory, where nothing records. out is apart from x, or None."""
+    try:
+        address, device = x.data_ptr(), x.get_device()
+        place = address & 15 if out is None else (address & 15, out.data_ptr() & 15)
+        key = (x.shape, x.stride(), x.dtype, device, dim, dtype, place)
+        launch = _launches.get(key) if address else None
+    except RuntimeError:
+        launch, address = None, 0
+    if launch is None:
+        from kernels.lab import operator
+
+        operator.validate(x, dim, dtype, address)
+    if device >= 0 and device != _current_device():  # a CPU's is -1
+        with torch.cuda.device(device):
+            return _run(x, dim, dtype, out)
+    if out is None and dtype is None and x.is_contiguous():
+        out = torch.empty_like(x)
+    elif out is None:
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    if launch is None:
+        if len(_launches) >= MOST_LAUNCHES:
+            _launches.clear()
+        launch = _launches[key] = _prepare(out, x, dim)
+    launch(out, x)
+    return out
+
+
+_current_device = getattr(torch._C, "_cuda_getDevice", None)  # where there is CUDA
 
 MOST_LAUNCHES = 4096
-_launches: dict[tuple, Callable[[torch.Tensor, torch.Tensor], None]] = {}
-"""The prepared launch for each shape, strides, dtype, device, dim and alignment."""
+_launches: dict[tuple, Callable[[Tensor, Tensor], None]] = {}
+"""The prepared launch for each shape, strides, dtypes, device, dim and alignment."""
 
 
-def _prepare(
-    output: torch.Tensor, x: torch.Tensor, dim: int
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
+def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
     """Chooses a kernel for tensors like these, and prepares its launch.
 
     The launch takes the tensors as they are: a kernel is passed only their addresses.
@@ -141,80 +181,54 @@ def _prepare(
     dim = dim % len(sizes)
     n_cols, n_inner = sizes[dim], math.prod(sizes[dim + 1 :])
     try:
-        blocks = x.view(-1, n_cols, n_inner)
-    except RuntimeError:  # no strides describe these rows
-        like_copy = torch.empty(x.shape, dtype=x.dtype, device="meta")
+        if (x.dtype, output.dtype) not in ONE_PASS:
+            raise RuntimeError("the output's dtype lacks some of x's values")
+        shape = (-1, n_cols) if n_inner == 1 else (-1, n_cols, n_inner)
+        matrix = x.view(shape)
+    except RuntimeError:  # or no strides describe these rows: copy x first
+        like_copy = torch.empty(x.shape, dtype=output.dtype, device="meta")
         launch = _prepare(output, like_copy, dim)
-        return lambda output, x: launch(output, x.contiguous())
-    output = output.view(-1, n_cols, n_inner)
+        return lambda output, x: launch(output, x.to(output.dtype).contiguous())
+    output = output.view(shape)
     if n_inner > 1:
-        return CachedLaunch(online.launch_for(output, blocks))
-    output, matrix = output[:, :, 0], blocks[:, :, 0]
-    vector, _ = unaligned.alignment(output, matrix)
-    stem = choose(*matrix.shape, x.dtype, aligned=vector > 1)
+        return CachedLaunch(online.launch_for(output, matrix))
+    vector, same_shift = unaligned.alignment(output, matrix)
+    double = output.dtype == torch.float64
+    dtype = output.dtype if double else x.dtype
+    n_rows, size = matrix.shape[0], x.element_size()
+    stem = choose(n_rows, n_cols, dtype, is_wide(vector, n_rows, size))
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
         return CachedLaunch(online.launch_for(*columns))
-    return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix))
+    config = None
+    if stem != "cooperative" and n_rows <= n_sms():
+        config = unaligned.config_of_few(n_cols, size, stem == "tiled", same_shift)
+    return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
 
 
-def _validate(x: torch.Tensor, dim: int) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in DTYPES:
-        raise TypeError(
-            "x must be float32, float16, bfloat16 or float64, got "
-            f"{x.dtype}; convert it with x.float()"
-        )
-    if x.layout != torch.strided:
-        raise ValueError(f"x must be strided, got {x.layout}; x.to_dense() would do")
-    if x.device.type != backend.DEVICE:
-        raise ValueError(
-            f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
-            f"{str(x.device)!r}; move it with x.to({backend.DEVICE!r})"
-        )
-    if not isinstance(dim, int):
-        raise TypeError(f"dim must be an int, got {dim!r}")
-    n_dims = max(x.ndim, 1)
-    if not -n_dims <= dim < n_dims:
-        raise IndexError(
-            f"dim must be from {-n_dims} to {n_dims - 1} for shape {tuple(x.shape)}, "
-            f"got {dim}"
-        )
+def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """The gradient for x, in x's dtype, from the gradient for y = softmax(x, dim)."""
+    later = importlib.import_module("kernels.gradient")  # a chapter that builds on this
+    return later.softmax_backward(gradient, y, dim, dtype)
 
 
-def _validate_out(out: torch.Tensor, x: torch.Tensor) -> None:
-    if not isinstance(out, torch.Tensor):
-        raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
-    if out.dtype != x.dtype:
-        raise TypeError(f"out must be {x.dtype} as x is, got {out.dtype}")
-    if out.shape != x.shape or out.device != x.device:
-        raise ValueError(
-            f"out must be like x, {tuple(x.shape)} on {str(x.device)!r}, got "
-            f"{tuple(out.shape)} on {str(out.device)!r}; torch.empty_like(x) would do"
-        )
+@functools.cache
+def _rules():
+    from kernels.lab import operator
+
+    return operator.Rules(torch.ops.kernels.softmax.default, backward, torch.softmax)
 
 
-@torch.library.custom_op("kernels::softmax", mutates_args=())
-def _operator(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """`softmax` as `torch.compile` and autograd see it: one operator."""
-    return softmax(x.detach(), dim)
-
-
-@_operator.register_fake
-def _(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _keep_output(ctx, inputs, output) -> None:
-    ctx.dim = inputs[1]
-    ctx.save_for_backward(output)
-
-
-def _backward(ctx, gradient):
-    (y,) = ctx.saved_tensors
-    backward = torch.ops.aten._softmax_backward_data
-    return backward(gradient, y, ctx.dim, y.dtype), None
-
-
-_operator.register_autograd(_backward, setup_context=_keep_output)
+# `torch.compile`, `torch.func` and subclasses of tensors see `softmax` as one operator.
+_library = torch.library.Library("kernels", "FRAGMENT")
+_tags = (torch.Tag.pt2_compliant_tag,)
+_library.define(
+    "softmax(Tensor x, int dim, ScalarType? dtype=None) -> Tensor", tags=_tags
+)
+_library.impl("softmax", _run, "CPU")
+_library.impl("softmax", _run, "CUDA")
+_library.impl("softmax", lambda *a: _rules().fake(*a), "Meta")
+_library.impl("softmax", lambda *a: _rules().autograd(*a), "Autograd", with_keyset=True)
+torch.library.register_vmap(
+    "kernels::softmax", lambda *a: _rules().batched(*a), lib=_library
+)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend
-from kernels.lab.launch import Launch, constants_of, pointer_to
+from kernels.lab.launch import Launch, ceil_div, constants_of, pointer_to
 
 BLOCK_BYTES = 65536  # of a row, at most: 32 warps load 64 bytes in each thread
 BYTES_PER_WARP = 2048
@@ -99,7 +99,8 @@ def softmax_kernel(
     FIRST: tl.constexpr = "evict_last" if HINTS else ""
     SECOND: tl.constexpr = "evict_first" if HINTS else ""
     WIDTH: tl.constexpr = BLOCK_COLS // ACCUMULATORS
-    DOUBLE: tl.constexpr = input_ptr.dtype.element_ty == tl.float64
+    # The output may have a wider dtype than the input, and has no narrower one.
+    DOUBLE: tl.constexpr = output_ptr.dtype.element_ty == tl.float64
     DTYPE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     # A block has the shape (ROWS, WIDTH, ACCUMULATORS). The loop reduces along WIDTH,
     # inside a thread; threads exchange values only once, after the loop.
@@ -199,7 +200,7 @@ def launch_for(
     sizes = n_rows, n_cols, x.shape[2]
     return Launch(
         kernel=softmax_kernel,
-        grid=(triton.cdiv(n_rows, config.rows),),
+        grid=(ceil_div(n_rows, config.rows),),
         scalars=(*output.stride(), *x.stride(), *sizes),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend
-from kernels.lab.launch import Launch, constants_of, pointer_to
+from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 
 MAX_COLS = 32768  # 32 warps hold the longest row with 32 values in each thread
 MAX_ROWS = 2**31 - 1  # the most programs of a grid; a tile has at least one row
@@ -68,7 +68,7 @@ def block_sum(x, row_max, RECOMPUTE: tl.constexpr):
     return tl.sum(exp_shifted(opaque_move(x, RECOMPUTE), row_max), axis=1)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def softmax_kernel(
     output_ptr,
     input_ptr,
@@ -98,8 +98,7 @@ def softmax_kernel(
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     is_row = rows < n_rows
     rows = rows.to(tl.int64)
-    # "// VECTOR * VECTOR" changes none of these numbers. It tells the compiler that
-    # VECTOR divides them, which it needs to know for an access of VECTOR elements.
+    # "// VECTOR * VECTOR" changes no number, but tells the compiler what divides it.
     n_cols = n_cols // VECTOR * VECTOR
     input_ptrs = input_ptr + rows * (input_row_stride // VECTOR * VECTOR)
 
@@ -183,7 +182,8 @@ def split_block(n_cols: int, vector: int) -> tuple[int, int]:
     if block_cols <= 4 * vector or n_cols > block_cols * 5 // 8:
         return block_cols, 0
     half = block_cols // 2
-    return half, max(triton.next_power_of_2(n_cols - half), vector, 2)
+    # Less than an eighth of the first block would take its threads as long.
+    return half, max(triton.next_power_of_2(n_cols - half), half // 8, vector, 2)
 
 
 def row_shift(x: torch.Tensor) -> int:
@@ -191,20 +191,23 @@ def row_shift(x: torch.Tensor) -> int:
     return x.data_ptr() % 16 // x.element_size()
 
 
-def launch_for(output: torch.Tensor, x: torch.Tensor) -> Launch:
+def launch_for(
+    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
     Args:
         output, x: matrices of one shape and dtype, not empty, with adjacent columns.
-            They are not checked, and may be on the "meta" device.
+        config: None lets `choose_config` choose. Nothing is checked.
     """
     n_rows, n_cols = x.shape
-    starts = output.stride(0), x.stride(0), row_shift(output), row_shift(x)
-    vector = choose_vector(n_cols, x.element_size(), *starts)
-    config = choose_config(n_cols, x.element_size(), vector)
+    if config is None:
+        starts = output.stride(0), x.stride(0), row_shift(output), row_shift(x)
+        vector = choose_vector(n_cols, x.element_size(), *starts)
+        config = choose_config(n_cols, x.element_size(), vector)
     return Launch(
         kernel=softmax_kernel,
-        grid=(triton.cdiv(n_rows, config.rows),),
+        grid=(ceil_div(n_rows, config.rows),),
         scalars=(output.stride(0), x.stride(0), n_rows, n_cols),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),

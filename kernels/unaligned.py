@@ -11,7 +11,7 @@ Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device mem
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from kernels import tiled
 from kernels.lab import backend
-from kernels.lab.launch import Launch, constants_of, pointer_to
+from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 from kernels.tiled import (
     BYTES_PER_WARP,
     MAX_COLS,
@@ -59,7 +59,7 @@ def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
     return cols, cols < tl.where(is_head, head, n_cols)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def softmax_kernel(
     output_ptr,
     input_ptr,
@@ -182,18 +182,38 @@ def choose_config(n_cols: int, element_size: int, same_shift: bool) -> Config:
     return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, same_shift)
 
 
-def launch_for(output: torch.Tensor, x: torch.Tensor) -> Launch:
+@functools.lru_cache(maxsize=4096)
+def config_of_few(
+    n_cols: int, element_size: int, aligned: bool, same_shift: bool
+) -> tiled.Config:
+    """The configuration where the GPU has an SM for each row.
+
+    A row then takes about as long as one access to memory, however full its block is.
+    So all lengths up to a power of two share a kernel: that of `kernels.tiled` where
+    aligned, and this one elsewhere.
+    """
+    vector = 16 // element_size
+    block_cols = triton.next_power_of_2(n_cols // vector * vector)
+    sizes = max(block_cols, 32 * vector), element_size
+    if aligned:
+        return replace(tiled.choose_config(*sizes, vector), rows=1)
+    return replace(choose_config(*sizes, same_shift), rows=1)
+
+
+def launch_for(
+    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    Args:
-        output, x: as for `kernels.tiled.launch_for`.
+    Args: as for `kernels.tiled.launch_for`.
     """
     n_rows, n_cols = x.shape
-    _, same_shift = alignment(output, x)
-    config = choose_config(n_cols, x.element_size(), same_shift)
+    if config is None:
+        _, same_shift = alignment(output, x)
+        config = choose_config(n_cols, x.element_size(), same_shift)
     return Launch(
         kernel=softmax_kernel,
-        grid=(triton.cdiv(n_rows, config.rows),),
+        grid=(ceil_div(n_rows, config.rows),),
         scalars=(output.stride(0), x.stride(0), row_shift(x), n_rows, n_cols),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),

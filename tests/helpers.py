@@ -16,7 +16,7 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from kernels.lab import backend, gpu, launch
+from kernels.lab import backend, direct, gpu, launch
 
 # ---- inputs --------------------------------------------------------------------------
 
@@ -130,11 +130,13 @@ def _forgotten() -> Iterator[None]:
         kernel.hash = None
         kernel.used_global_vals = {}
         kernel.device_caches = defaultdict(kernel.create_binder)
+    direct._compiled.clear()
     for cached in _all_of(launch.CachedLaunch):
         cached.compiled = None
     try:
         yield
     finally:
+        direct._compiled.clear()
         for kernel, memory in zip(kernels, kept, strict=True):
             vars(kernel).update(memory)
         for cached in _all_of(launch.CachedLaunch):
@@ -192,6 +194,8 @@ class FakeKernel:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
+        kept = getattr(kernel, "kwargs", None) or vars(kernel)  # interpreted, compiled
+        self.do_not_specialize = kept.get("do_not_specialize") or ()
         self.calls: list[tuple[tuple[int, ...], tuple, dict[str, Any]]] = []
         self.compiled = FakeCompiled(kernel)
 

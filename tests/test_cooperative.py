@@ -1,5 +1,6 @@
 """Programs that share a row: right with partners and without, and never stuck."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from triton.language.extra import cuda
 from kernels import cooperative, unaligned
 from kernels.cooperative import Config
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
+from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from kernels.online import exp_shifted_or_zero
+from kernels.lab.launch import CachedLaunch
 from tests.helpers import TOLERANCES, assert_right, expected, matrix, patched
 
 INF, NAN = float("inf"), float("nan")
@@ -28,7 +30,11 @@ def like(x: torch.Tensor) -> torch.Tensor:
 
 
 def config_for(
-    output: torch.Tensor, x: torch.Tensor, block_cols: int, num_warps: int = 1
+    output: torch.Tensor,
+    x: torch.Tensor,
+    block_cols: int,
+    num_warps: int = 1,
+    patience: int = 50,
 ) -> Config:
     """A configuration of parts so narrow for these tensors."""
     n_cols = x.shape[1]
@@ -36,11 +42,14 @@ def config_for(
     edges = vector == 1
     if edges:
         vector = 16 // x.element_size()
-    body = max(n_cols // vector * vector, 1) if edges else n_cols
-    n_parts = triton.cdiv(body, block_cols)
+    n_parts = cooperative.count_parts(n_cols, block_cols, vector)
     block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
-    shape = n_parts, block_cols, block_parts
-    return Config(*shape, vector, edges, same_shift, num_warps)
+    shape = block_cols, block_parts, vector
+    return Config(*shape, edges, same_shift, patience, num_warps)
+
+
+def parts_of(n_cols: int, config: Config) -> int:
+    return cooperative.count_parts(n_cols, config.block_cols, config.vector)
 
 
 class Call:
@@ -52,11 +61,13 @@ class Call:
         block_cols: int = 16,
         *,
         output: torch.Tensor | None = None,
+        **how: int,
     ) -> None:
         self.x, self.output = x, like(x) if output is None else output
-        self.config = config_for(self.output, x, block_cols)
+        self.config = config_for(self.output, x, block_cols, **how)
         self.prepared = cooperative.launch_for(self.output, x, self.config)
         self.n_programs = self.prepared.grid[0]
+        self.n_parts = self.prepared.scalars[-1]
         n_words = self.prepared.workspace.n_words
         self.words = torch.zeros(n_words, dtype=torch.int64, device=x.device)
 
@@ -79,7 +90,7 @@ def rows_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def by_parts(x: torch.Tensor, block_cols: int = 16) -> torch.Tensor:
-    """In the interpreter, no program but the last of a row finds its partners."""
+    """In the interpreter, a row's first program finds no partner, and helps all."""
     return Call(rows_of(x), block_cols).launch() if x.numel() else like(x)
 
 
@@ -279,23 +290,25 @@ def of_a_second_launch(x: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 64), (2, 69), (2, 301)])
 def test_moves_every_value_once_if_partners_are_there(shape):
-    n_parts = Call(matrix(*shape)).config.n_parts
+    n_parts = Call(matrix(*shape)).n_parts
     traffic = meter.count(of_a_second_launch, matrix(*shape))
     *_, launch = (op for op in traffic.rows if op.grid)
     moved = launch.read_values, launch.written_values
     assert moved == meter.fused(*shape)[:2]
     words = 2 * n_parts * shape[0]
     assert launch.written_indices == words
-    assert launch.read_indices == words + words * n_parts  # swapped out; polled once
+    assert launch.read_indices == 2 * words + words * n_parts  # seen, swapped; a look
 
 
-def test_reads_the_row_again_if_partners_are_not_there():
-    n_rows, n_cols, block_cols = 2, 64, 16
+@pytest.mark.parametrize("n_parts", [2, 4, 16, 64])
+def test_reads_a_row_twice_if_partners_are_not_there(n_parts):
+    """Not once for each part: a program that helps spares the others its work."""
+    n_rows, block_cols = 2, 16
+    n_cols = n_parts * block_cols
     traffic = meter.count(by_parts, matrix(n_rows, n_cols))
     (launch,) = (op for op in traffic.rows if op.grid)
-    unassisted = n_cols // block_cols - 1  # parts of a row, in the interpreter
-    again = unassisted * (n_cols + block_cols)
-    assert launch.read_values == n_rows * (n_cols + again)
+    # The first program of a row computes all other parts, and its own a second time.
+    assert launch.read_values == n_rows * 2 * n_cols
     assert launch.written_values == n_rows * n_cols
 
 
@@ -303,6 +316,88 @@ def test_a_row_of_one_part_needs_no_partner():
     x = matrix(3, 2000)
     moved = meter.count(cooperative.softmax, x)
     assert moved.values[:2] == meter.fused(3, 2000)[:2]
+
+
+# ---- the same bits, however the programs meet ----------------------------------------
+
+
+def bits(y: torch.Tensor) -> torch.Tensor:
+    return y.view({2: torch.int16, 4: torch.int32}[y.element_size()])
+
+
+@pytest.mark.parametrize(("n_cols", "block_cols"), [(70, 16), (96, 32), (1001, 128)])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_results_do_not_depend_on_who_waits(dtype, n_cols, block_cols):
+    x = matrix(5, n_cols, dtype, scale=9.0)
+    x[1, 10:40], x[2], x[3, 5] = -INF, -INF, INF
+    parted, together = by_parts(x, block_cols), by_partners(x, block_cols)
+    assert torch.equal(bits(parted), bits(together))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stride", [2**20, 2**20 + 3])
+@pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, stride):
+    for n_rows in (1, 300):
+        x = matrix(n_rows, n_cols, dtype, stride=stride)
+        y = torch.empty(n_rows, n_cols, dtype=dtype, device=x.device)
+        kept = cooperative.launch_for(y, x)
+        at_once = dataclasses.replace(kept, constants={**kept.constants, "PATIENCE": 1})
+        results = []
+        for launch in 5 * [kept, at_once]:
+            launch(y, x)
+            results.append(bits(y).clone())
+        assert all(torch.equal(result, results[0]) for result in results)
+        assert_right(y, x)
+
+
+# ---- in place ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stride", [70, 72, 73])
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_output_may_be_the_input(dtype, offset, stride):
+    x = matrix(3, 70, dtype, stride=stride, offset=offset)
+    before = x.clone()
+    assert_right(Call(x, output=x).launch(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("patience", [1, 50])
+@pytest.mark.parametrize("n_cols", [2**17, 100_003, 2**20])
+def test_the_output_may_be_the_input_of_real_configs(n_cols, patience):
+    for dtype in backend.DTYPES:
+        before = matrix(64, n_cols, dtype)
+        for _ in range(5):
+            x = before.clone()
+            launch = cooperative.launch_for(x, x)
+            constants = {**launch.constants, "PATIENCE": patience}
+            dataclasses.replace(launch, constants=constants)(x, x)
+            assert_right(x, before)
+
+
+@triton.jit
+def publish_kernel(word_ptr, seen, tag):
+    cooperative.publish(word_ptr, seen, tl.full((), 2.0, tl.float32), tag)
+
+
+def published(there: int, seen: int) -> int:
+    """What is left of a word when a program publishes that has seen another word."""
+    word = torch.tensor([there], device=backend.DEVICE)
+    publish_kernel[(1,)](word, seen, TAG)
+    return word.item()
+
+
+def test_what_the_parts_own_program_has_published_stays():
+    """A helper may have read x after that program had written its results there."""
+    old, fresh, others = (garbage(1, tag).item() for tag in (TAG - 1, TAG, TAG + 1))
+    two = 0x40000000  # 2.0
+    assert published(old, seen=old) == (two << 32) | TAG
+    assert published(fresh, seen=old) == fresh  # published after it was seen
+    assert published(fresh, seen=fresh) == fresh  # published before
+    assert published(others, seen=old) == others
 
 
 # ---- without partners ----------------------------------------------------------------
@@ -316,7 +411,7 @@ def without_the_last_part(x: torch.Tensor, block_cols: int = 1024) -> torch.Tens
     """
     call = Call(x, block_cols)
     y = call.launch(n_programs=call.n_programs - 1)
-    return y[-1:, : (call.config.n_parts - 1) * block_cols]
+    return y[-1:, : (call.n_parts - 1) * block_cols]
 
 
 @pytest.mark.parametrize("block_cols", [16, 32])
@@ -326,7 +421,7 @@ def test_programs_without_partners_end_and_are_right(absent, n_cols, block_cols)
     call = Call(matrix(3, n_cols), block_cols)
     y = call.launch(n_programs=call.n_programs - absent)
     assert_right(y[:2], call.x[:2])
-    done = (call.config.n_parts - absent) * block_cols
+    done = (call.n_parts - absent) * block_cols
     assert 0 < done < n_cols
     torch.testing.assert_close(y[2, :done], expected(call.x)[2, :done])
     assert (y[2, -1] == 7).all()
@@ -344,7 +439,7 @@ def test_programs_of_a_real_config_without_partners_are_right(n_cols):
         args = y, x, words, TAG, *launch.scalars
         launch.kernel[(launch.grid[0] - 1,)](*args, **launch.constants)
         assert_right(y[:1], x[:1])
-        n_parts, block_cols = (launch.constants[k] for k in ("N_PARTS", "BLOCK_COLS"))
+        n_parts, block_cols = launch.scalars[-1], launch.constants["BLOCK_COLS"]
         done = (n_parts - 1) * block_cols
         near = {"rtol": 0.02, "atol": 1e-6}
         torch.testing.assert_close(y[1, :done], expected(x)[1, :done], **near)
@@ -352,10 +447,6 @@ def test_programs_of_a_real_config_without_partners_are_right(n_cols):
 
 
 # ---- wrong kernels -------------------------------------------------------------------
-
-
-def without_rescaling(max_a, sum_a, max_b, sum_b):
-    return tl.maximum(max_a, max_b), sum_a + sum_b
 
 
 def without_rescaling_an_axis(maxima, sums, AXIS: tl.constexpr):
@@ -400,32 +491,24 @@ def assert_without_the_last_part(n_cols: int) -> None:
     torch.testing.assert_close(y, expected(x)[:, : y.shape[1]], **near)
 
 
-def of_the_part_alone(output_ptr, row_ptr, first, end, n_cols):
-    row_max = -float("inf")
-    row_sum = 0.0
-    for start in range(first, end, cooperative.UNASSISTED_COLS):
-        cols = start + tl.arange(0, cooperative.UNASSISTED_COLS)
-        x = tl.load(row_ptr + cols, mask=cols < end, other=-float("inf"))
-        block_max = tl.max(x, axis=0)
-        block_sum = tl.sum(exp_shifted_or_zero(x, block_max), axis=0)
-        row_max, row_sum = cooperative.merge(row_max, row_sum, block_max, block_sum)
-    for start in range(first, end, cooperative.UNASSISTED_COLS):
-        cols = start + tl.arange(0, cooperative.UNASSISTED_COLS)
-        x = tl.load(row_ptr + cols, mask=cols < end)
-        y = exp_shifted_or_zero(x, row_max) / row_sum
-        tl.store(output_ptr + cols, y, mask=cols < end)
+def nothing_is_missing(words_ptr, tag, n_parts, BLOCK_PARTS):
+    maxima, sums, missing, n_missing = look(words_ptr, tag, n_parts, BLOCK_PARTS)
+    return maxima, sums, missing, n_missing * 0
 
 
-def nothing_is_missing(max_words, sum_words, is_part, tag):
-    return tl.sum(is_part.to(tl.int32), axis=0) * 0
+def twice_the_value(word_ptr, seen, value, tag):
+    tl.atomic_xchg(word_ptr, pack(2 * value, tag), sem="relaxed")
+
+
+look, pack = cooperative.look, cooperative.pack
 
 
 @pytest.mark.parametrize(
     ("helper", "wrong"),
     [
-        ("merge", without_rescaling),
-        ("softmax_part_unassisted", of_the_part_alone),
-        ("n_missing", nothing_is_missing),
+        ("merge_axis", without_rescaling_an_axis),
+        ("look", nothing_is_missing),
+        ("publish", twice_the_value),
     ],
 )
 @pytest.mark.parametrize("n_cols", [3072, 3075])
@@ -463,21 +546,29 @@ SIZES = [
 ]
 
 
+def sizes_of(name: str, sms: int) -> Callable[[], tuple[int, int]]:
+    """What `launch.sms_and_threads` answers on a GPU of that name with fewer SMs."""
+    return lambda: (sms, gpu.named(name).threads_per_sm)
+
+
+@pytest.mark.parametrize("sms", [132, 20])
 @pytest.mark.parametrize("edges", [True, False])
-def test_configs_hold_their_rows(edges):
+def test_configs_hold_their_rows(edges, sms, monkeypatch):
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of("H200", sms))
     for n_rows, n_cols, size in SIZES:
         vector = 16 // size
         given = 1 if edges else vector
         config = cooperative.choose_config(n_rows, n_cols, size, given, True)
         assert (config.edges, config.vector) == (edges, vector)
         body = max(n_cols // vector * vector, 1) if edges else n_cols
-        held = config.n_parts * config.block_cols
+        n_parts = parts_of(n_cols, config)
+        held = n_parts * config.block_cols
         assert held - config.block_cols < body <= held
         for number in (config.block_cols, config.block_parts, config.num_warps):
             assert number & (number - 1) == 0
         threads = 32 * config.num_warps
         assert config.block_cols % (threads * vector) == 0
-        assert config.block_parts >= config.n_parts
+        assert config.block_parts >= n_parts
         assert config.block_parts % threads == 0
 
 
@@ -488,12 +579,71 @@ def test_few_rows_have_more_and_smaller_parts():
             for n_rows in (1, 10_000)
         )
         assert few.block_cols <= many.block_cols
-        assert few.n_parts >= many.n_parts
+        assert parts_of(n_cols, few) >= parts_of(n_cols, many)
     assert cooperative.choose_config(1, 2**16, 4, 4, True).block_cols == 2048
 
 
 def test_a_row_of_a_part_or_less_is_one_program():
-    assert cooperative.choose_config(1000, 100, 4, 4, True).n_parts == 1
+    config = cooperative.choose_config(1000, 100, 4, 4, True)
+    assert parts_of(100, config) == 1
+
+
+@pytest.fixture(params=[("T4", 20), ("T4", 7), ("RTX 5090", 20), ("H200", 16)])
+def small_gpu(request, monkeypatch) -> gpu.Gpu:
+    """A GPU of few SMs, as a part of a GPU under MIG is. Launches are made for it."""
+    name, sms = request.param
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
+    return dataclasses.replace(gpu.named(name), name=f"{name} in part", sms=sms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_programs_wait_only_for_parts_that_run_with_them(small_gpu, dtype):
+    """Otherwise they would all wait in vain, until their patience ends."""
+    waits = []
+    for n_rows, n_cols in itertools.product((1, 50), (2**17, 300_001, 10**6, 2**22)):
+        x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
+        launch = cooperative.launch_for(x, x)
+        found = occupancy.of(compile.aot(launch, gpu=small_gpu))
+        resident = launch.scalars[-1] <= found.blocks_per_sm * small_gpu.sms
+        waits.append(launch.constants["PATIENCE"] > 1)
+        assert waits[-1] <= resident, (n_rows, n_cols, str(found))
+    assert any(waits) and not all(waits)
+
+
+@pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
+def test_what_is_few_depends_on_the_gpu(sms, block_cols, monkeypatch):
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of("H200", sms))
+    config = cooperative.choose_config(40, 2**16, 4, 4, True)  # 10 MiB
+    assert config.block_cols == block_cols
+
+
+@triton.jit
+def choose_kernel(tasks_ptr, words_ptr, tag, N: tl.constexpr, BLOCK: tl.constexpr):
+    """Every program stores which program it would help."""
+    own = tl.program_id(0)
+    _, _, missing, n_missing = cooperative.look(words_ptr, tag, N, BLOCK)
+    task = cooperative.choose_task(missing, n_missing, own, N, BLOCK)
+    tl.store(tasks_ptr + own, task)
+
+
+@pytest.mark.parametrize("n_resident", [1, 5, 12, 63])
+@pytest.mark.parametrize("n_parts", [63, 64, 100])
+def test_helpers_share_the_missing_parts(n_parts, n_resident):
+    """A row's first programs help in step, as if the GPU ran only these at once."""
+    words = torch.zeros(2, n_parts, dtype=torch.int64, device=backend.DEVICE)
+    words[:, :n_resident] = TAG
+    helped = 0
+    while (words[0] != TAG).any():
+        tasks = torch.full((n_resident,), -1, device=backend.DEVICE)
+        choose_kernel[(n_resident,)](tasks, words, TAG, n_parts, 128)
+        assert (words[0, tasks] != TAG).all()
+        words[:, tasks] = TAG
+        helped += n_resident
+    rest = n_parts - n_resident
+    assert helped <= rest + n_resident  # the last round has fewer parts than helpers
+    tasks = torch.full((n_resident,), -1, device=backend.DEVICE)
+    choose_kernel[(n_resident,)](tasks, words, TAG, n_parts, 128)
+    assert tasks.tolist() == list(range(n_resident))  # none is missing
 
 
 @pytest.mark.parametrize(
@@ -518,17 +668,17 @@ def compiled(dtype: torch.dtype, n_rows: int, n_cols: int) -> tuple[Compiled, in
     """The kernel for contiguous rows on an H200, and the parts of a row."""
     x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
     launch = cooperative.launch_for(x, x)
-    return compile.aot(launch), launch.constants["N_PARTS"]
+    return compile.aot(launch), launch.scalars[-1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_words_travel_whole_and_without_fences(dtype):
     kernel, _ = compiled(dtype, 1000, 2**17)
-    exchanges = kernel.lines(r"atom\S*\.exch")
+    exchanges = kernel.lines(r"atom\S*\.cas")
     assert len(exchanges) == 2
     assert all(".relaxed" in line and ".b64" in line for line in exchanges)
-    polls = kernel.lines(r"ld\.volatile")
-    assert len(polls) >= 4 and all("64 " in line for line in polls)
+    looks = kernel.lines(r"ld\.volatile")
+    assert len(looks) >= 6 and all("64 " in line for line in looks)
     assert not kernel.count(r"\b(fence|membar)\b")
 
 
@@ -635,7 +785,7 @@ def beside_a_kernel_that_holds_the_gpu(n_calls: int) -> bool:
 @pytest.mark.parametrize("n_calls", [2, 4])
 def test_calls_end_beside_a_kernel_that_holds_the_gpu(n_calls):
     x = matrix(4, 2**17)
-    n_parts = cooperative.launch_for(like(x), x).constants["N_PARTS"]
+    n_parts = cooperative.launch_for(like(x), x).scalars[-1]
     assert n_parts > 16  # more than run on half an SM
     helper = process.Helper("compiler", hide_gpu=False)
     try:
@@ -662,5 +812,55 @@ def test_a_row_with_more_parts_than_can_be_resident_ends():
     x = matrix(1, LONGEST)
     config = config_for(x, x, 1024, num_warps=4)
     here = gpu.current()
-    assert config.n_parts > here.sms * here.threads_per_sm // (4 * here.warp_size)
+    n_parts = parts_of(LONGEST, config)
+    assert n_parts > here.sms * here.threads_per_sm // (4 * here.warp_size)
     assert_right(cooperative.softmax(x, config=config), x)
+
+
+def microseconds(function: Callable[[], None]) -> float:
+    """The least of five times of a function that starts and ends on the GPU."""
+    function()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        function()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return 1e6 * min(times)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("longer", [3, 12])
+def test_rows_longer_than_what_is_resident_take_time_as_their_length(longer):
+    """Two readings take less than twice a copy's time; n readings took n times it."""
+    held = cooperative.HELD_BYTES * gpu.current().sms
+    x = torch.randn(1, longer * held // 4, device=backend.DEVICE)
+    if gpu.free_bytes() < 4 * x.nbytes:
+        pytest.skip("needs memory for the row's softmax in float64")
+    y = torch.empty_like(x)
+    launch = CachedLaunch(cooperative.launch_for(y, x))
+    copy = microseconds(lambda: y.copy_(x))
+    assert microseconds(lambda: launch(y, x)) < 3 * copy + 100
+    assert_right(y, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("share", [0.6, 0.9])
+def test_two_streams_whose_rows_do_not_fit_together(share):
+    """They end within twice the time of one after the other."""
+    held = share * cooperative.HELD_BYTES * gpu.current().sms
+    x = torch.randn(16, int(held) // 16 * 4, device=backend.DEVICE)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    outputs = torch.empty_like(x), torch.empty_like(x)
+    launches = [CachedLaunch(cooperative.launch_for(y, x)) for y in outputs]
+
+    def on(used: tuple[torch.cuda.Stream, ...]) -> None:
+        for stream, launch, y in zip(used, launches, outputs, strict=True):
+            with torch.cuda.stream(stream):
+                launch(y, x)
+
+    in_turn = microseconds(lambda: on((streams[0], streams[0])))
+    assert microseconds(lambda: on(streams)) < 2 * in_turn
+    for y in outputs:
+        assert_right(y, x)

@@ -2,20 +2,30 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import types
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
 import triton
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import cooperative, fastest, online, tiled, unaligned
-from kernels.lab import backend, check, compile, gpu, meter
+from kernels.lab import backend, check, compile, direct, gpu, launch, meter
 from tests.helpers import FakeKernel, assert_right
+from tests.lab.test_direct import launches_for
 
 INF = float("inf")
+SINGLE, HALF = torch.float32, torch.bfloat16
 STEMS = {
     **{"tiled": tiled, "unaligned": unaligned},
     **{"online": online, "cooperative": cooperative},
@@ -242,17 +252,156 @@ def test_an_unfit_out_is_named(out, error, words):
         (tensor(2, 3), None, TypeError, r"dim must be an int, got None"),
         (tensor(2, 3), (0, 1), TypeError, r"dim must be an int, got \(0, 1\)"),
         (tensor(2, 3), [0], TypeError, r"dim must be an int, got \[0\]"),
+        (tensor(2, 3), 1.0, TypeError, r"dim must be an int, got 1\.0"),
+        (tensor(2, 3), True, TypeError, r"dim must be an int, got True"),
+        (tensor(2, 3).to_sparse(), 1, ValueError, r"strided, got torch\.sparse_coo"),
     ],
 )
 def test_bad_input_is_named(x, dim, error, words):
+    fastest.softmax(tensor(2, 3), 1)  # a good call before does not make it good
     with pytest.raises(error, match=words):
         fastest.softmax(x, dim)
     if isinstance(x, torch.Tensor):
         with pytest.raises(error, match=words):
-            fastest.softmax(x, dim, out=torch.empty_like(x))
+            fastest.softmax(x, dim, out=torch.empty(x.shape, dtype=x.dtype))
 
 
-# ---- the gradient, and the compiler --------------------------------------------------
+# ---- another dtype -------------------------------------------------------------------
+
+WIDER = [
+    *[(torch.float16, torch.float32), (torch.bfloat16, torch.float32)],
+    *[(torch.bfloat16, torch.float64), (torch.float32, torch.float64)],
+]
+CONVERTED = [
+    *[(torch.float32, torch.bfloat16), (torch.float64, torch.float32)],
+    *[(torch.bfloat16, torch.float16), (torch.int64, torch.float32)],
+    (torch.bool, torch.float64),
+]
+
+
+@pytest.mark.parametrize(("of_x", "dtype"), WIDER + CONVERTED)
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_dtype_is_that_of_the_converted_input(stem, of_x, dtype):
+    x = input_of(stem, dtype=torch.float32).to(of_x)
+    for view in (x, x[:, 1:], x.t()):
+        for _ in range(2):
+            y = fastest.softmax(view, 1, dtype=dtype)
+            assert y.is_contiguous()
+            assert_right(y, view.to(dtype), 1)
+    out = torch.empty(x.shape, dtype=dtype, device=x.device)
+    assert fastest.softmax(x, 1, dtype=dtype, out=out) is out
+    assert_right(out, x.to(dtype), 1)
+
+
+def test_a_wider_dtype_takes_no_pass_of_its_own():
+    for of_x, dtype in WIDER[:2]:
+        for n_cols in (33, 64):
+            x = tensor(20, n_cols, dtype=of_x)
+            moved = meter.count(fastest.softmax, x, dtype=dtype)
+            assert moved.values == meter.fused(20, n_cols)
+            assert moved.bytes == x.numel() * (of_x.itemsize + dtype.itemsize)
+
+
+def test_values_that_a_narrower_dtype_lacks_are_as_in_torch():
+    x = torch.tensor([[1e5, 1e5, 0.0], [1.0, 2.0, 1e-9]], device=backend.DEVICE)
+    ours = fastest.softmax(x, 1, dtype=torch.float16)
+    theirs = torch.softmax(x, 1, dtype=torch.float16)
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+    assert ours[0].isnan().any()
+
+
+@pytest.mark.parametrize(("of_x", "dtype"), [*WIDER, *CONVERTED[:3]])
+def test_the_gradient_has_the_dtype_of_x(of_x, dtype):
+    x, weights = tensor(3, 33, dtype=of_x), tensor(3, 33, dtype=dtype)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    (fastest.softmax(ours, 1, dtype=dtype) * weights).sum().backward()
+    (torch.softmax(theirs, 1, dtype=dtype) * weights).sum().backward()
+    assert ours.grad.dtype == of_x
+    near = 8 * max(torch.finfo(t).eps for t in (of_x, dtype))
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=near)
+
+
+def test_an_unfit_dtype_is_named():
+    x = tensor(2, 3)
+    for dtype in (torch.int32, torch.complex64, "float32"):
+        with pytest.raises(TypeError, match=r"dtype must be float32.*or None, got"):
+            fastest.softmax(x, 1, dtype=dtype)
+    with pytest.raises(TypeError, match=r"x must be float32.*got torch\.complex64"):
+        fastest.softmax(x.to(torch.complex64), 1, dtype=torch.float32)
+    with pytest.raises(
+        TypeError, match=r"out must be torch\.float64 as dtype.*float32"
+    ):
+        fastest.softmax(x, 1, dtype=torch.float64, out=torch.empty_like(x))
+    assert_right(fastest.softmax(x, 1, dtype=torch.float32), x)
+
+
+# ---- out, and autograd ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "every second"])
+def test_out_counts_as_changed(layout):
+    """Autograd then refuses to use the values that it has saved."""
+    x, w = tensor(3, 5), tensor(3, 5, seed=1).requires_grad_()
+    out = LAYOUTS[layout](3, 5)
+    version = out._version
+    y = w * out
+    fastest.softmax(x, out=out)
+    assert out._version > version
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_an_out_that_requires_a_gradient_is_refused():
+    x, out = tensor(3, 5), tensor(3, 5).requires_grad_()
+    for target in (out, out * 2):
+        with pytest.raises(RuntimeError, match=r"where out requires a gradient"):
+            fastest.softmax(x, out=target)
+    with torch.no_grad():
+        assert fastest.softmax(x, out=out) is out
+    assert_right(out.detach(), x)
+
+
+@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("shift", [-3, 0, 3])
+def test_out_may_share_memory_through_dlpack(stem, shift):
+    """Then its storage is another one, and may begin elsewhere, at common addresses."""
+    shape = (5, 300) if stem == "online" else (2, width_for(stem))
+    size = math.prod(shape)
+    buffer = tensor(size + 8)
+    x, alias = buffer[4:][:size], torch.from_dlpack(buffer[4 + shift :])[:size]
+    assert alias.data_ptr() == x.data_ptr() + 4 * shift
+    x, out = x.view(shape), alias.view(shape)
+    before = x.clone()
+    dim = 0 if stem == "online" else 1
+    fastest.softmax(x, dim, out=out)
+    assert_right(out, before, dim)
+
+
+def test_out_between_the_rows_of_x_is_right():
+    wide = tensor(6, 40)
+    x, out = wide[::2], wide[1:].view(-1)[:120].view(3, 40)
+    before = x.clone()
+    fastest.softmax(x, out=out)
+    assert_right(out, before)
+
+
+def test_out_of_inference_mode():
+    x = tensor(3, 5)
+    with torch.inference_mode():
+        out = torch.empty_like(x)
+        assert_right(fastest.softmax(x, out=out), x)
+        assert_right(fastest.softmax(out.copy_(x)), x)
+
+
+def test_a_later_call_with_out_uses_the_compiled_kernel(launched):
+    for offset in (0, 1, 0, 1):
+        x, buffer = tensor(3, 64), tensor(3 * 64 + 1)
+        fastest.softmax(x, out=buffer[offset:][: 3 * 64].view(3, 64))
+    assert through_triton(launched) == ["tiled", "unaligned"]
+    assert through_a_kept_kernel(launched) == ["tiled", "unaligned"]
+
+
+# ---- the gradient --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shape", "dim"), DIMS)
@@ -302,8 +451,280 @@ def test_no_gradient_where_none_is_wanted():
 def test_is_a_proper_operator(x, dim):
     operator = torch.ops.kernels.softmax.default
     torch.library.opcheck(operator, (x, dim))
+    torch.library.opcheck(operator, (x, dim, torch.float64))
     if x.dtype.itemsize > 2:
         torch.library.opcheck(operator, (x.detach().clone().requires_grad_(), dim))
+
+
+# ---- what is no plain tensor ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_the_negative_bit_is_obeyed(dtype):
+    z = torch.randn(4, 33, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    z = z.to(backend.DEVICE)
+    x = z.conj().imag
+    assert x.is_neg()
+    for _ in range(2):
+        assert_right(fastest.softmax(x), x.clone())
+    fastest.softmax(z.imag)
+    assert_right(fastest.softmax(x), x.clone())
+    out, before = z.clone().conj().imag, x.clone()
+    fastest.softmax(x, out=out)
+    assert_right(out.clone(), before)
+
+
+class Logged(torch.Tensor):
+    """A wrapper without memory of its own, which notes what is called on it."""
+
+    log: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, inner, requires_grad=False):
+        how = {"dtype": inner.dtype, "device": inner.device}
+        return torch.Tensor._make_wrapper_subclass(
+            cls, inner.shape, strides=inner.stride(), requires_grad=requires_grad, **how
+        )
+
+    def __init__(self, inner, requires_grad=False):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.log.append(str(func))
+        unwrapped = [a.inner if isinstance(a, cls) else a for a in args]
+        result = func(*unwrapped, **(kwargs or {}))
+        return cls(result) if isinstance(result, torch.Tensor) else result
+
+
+def test_a_wrapper_subclass_goes_through_the_operator():
+    x = tensor(3, 33)
+    fastest.softmax(x)  # the wrapper looks just like x
+    Logged.log.clear()
+    y = fastest.softmax(Logged(x))
+    assert isinstance(y, Logged) and Logged.log == ["kernels.softmax.default"]
+    assert_right(y.inner, x)
+    z = Logged(x, requires_grad=True)
+    (gradient,) = torch.autograd.grad(fastest.softmax(z), z, Logged(torch.ones_like(x)))
+    assert isinstance(gradient, Logged)
+    fastest.softmax(x, out=(out := Logged(torch.empty_like(x))))
+    assert_right(out.inner, x)
+
+
+def test_a_subclass_without_memory_is_refused_by_a_sentence():
+    x = tensor(3, 33)
+    fastest.softmax(x)
+    with pytest.raises(
+        ValueError, match=r"must have memory, got a Tensor of .*\(3, 33\)"
+    ):
+        fastest.softmax(torch._to_functional_tensor(x))
+
+
+def test_a_parameter_is_taken():
+    x = torch.nn.Parameter(tensor(3, 33))
+    y = fastest.softmax(x)
+    assert type(y) is torch.Tensor and y.requires_grad
+    assert_right(y.detach(), x.detach())
+
+
+def test_fake_tensors_stay_fake():
+    x = tensor(3, 33)
+    fastest.softmax(x)
+    with FakeTensorMode() as mode:
+        for fake in (mode.from_tensor(x), torch.empty(3, 33, device=backend.DEVICE)):
+            y = fastest.softmax(fake, dtype=torch.float64)
+            assert isinstance(y, FakeTensor)
+            assert (y.shape, y.dtype, y.device) == (x.shape, torch.float64, x.device)
+
+
+@pytest.mark.parametrize("kind", ["real", "fake", "symbolic"])
+def test_make_fx_records_the_operator(kind):
+    x, z = tensor(3, 33), tensor(3, 33, seed=1)
+    fastest.softmax(x)
+    traced = make_fx(lambda v: fastest.softmax(v), tracing_mode=kind)(x)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
+    assert called == [torch.ops.kernels.softmax.default]
+    assert_right(traced(z), z)
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
+)
+def test_the_tracer_of_torchscript_records_the_operator():
+    x, z = tensor(3, 33), tensor(3, 33, seed=1)
+    fastest.softmax(x)
+    traced = torch.jit.trace(fastest.softmax, (x,), check_trace=False)
+    assert "kernels::softmax" in str(traced.graph)
+    assert_right(traced(z), z)
+
+
+def test_a_dispatch_mode_sees_the_operator():
+    class Log(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            log.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    log, x = [], tensor(3, 33)
+    fastest.softmax(x)
+    with Log():
+        y = fastest.softmax(x)
+    assert log == ["kernels.softmax.default"]
+    assert_right(y, x)
+
+
+def test_export_holds_the_operator():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return fastest.softmax(x, 0, dtype=torch.float64)
+
+    x = tensor(3, 33)
+    fastest.softmax(x)
+    for strict in (False, True):
+        program = torch.export.export(Module(), (x,), strict=strict)
+        assert "kernels.softmax.default" in str(program.graph)
+        assert_right(program.module()(x), x.double(), 0)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_dtensors_keep_their_shards(dtype):
+    run = subprocess.run(
+        [sys.executable, "-c", SHARDED, backend.DEVICE, str(dtype)],
+        cwd=backend.ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.split() == ["S(0)", "S(0)", "R", "R", "R", "R"]
+
+
+SHARDED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from kernels import softmax
+import torch
+from torch.distributed import init_process_group
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+device, dtype = sys.argv[1], {"None": None}.get(sys.argv[2], torch.float64)
+init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+mesh, x = init_device_mesh(device, (2,)), torch.randn(4, 6, device=device)
+softmax(x, dtype=dtype)
+for place in (Shard(0), Shard(1), Replicate()):
+    whole = DTensor.from_local(x, mesh, [place]).requires_grad_()
+    y = softmax(whole, dtype=dtype)
+    if place != Shard(1):
+        torch.testing.assert_close(y.to_local(), torch.softmax(x, 1, dtype=dtype))
+    y.pow(2).sum().backward()
+    for shards in (y, whole.grad):
+        print("S(0)" if shards.placements[0] == Shard(0) else "R")
+"""
+
+
+# ---- transforms ----------------------------------------------------------------------
+
+
+def tangent_of(f, x, v):
+    """The derivative of f at x along v, by a dual tensor."""
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(x.clone(), v))).tangent
+
+
+def square_sum(f):
+    return lambda x: f(x).pow(2).sum()
+
+
+TRANSFORMS = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.sin(),)),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x.sin()),
+    "linearize": lambda f, x: torch.func.linearize(f, x)[1](x.sin()),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "grad": lambda f, x: torch.func.grad(square_sum(f))(x),
+    "hessian": lambda f, x: torch.func.hessian(square_sum(f))(x),
+    "reverse of reverse": lambda f, x: torch.func.jacrev(
+        torch.func.jacrev(square_sum(f))
+    )(x),
+    "forward of forward": lambda f, x: torch.func.jacfwd(
+        torch.func.jacfwd(square_sum(f))
+    )(x),
+    "reverse of forward": lambda f, x: torch.func.jacrev(
+        torch.func.jacfwd(square_sum(f))
+    )(x),
+    "vmap": lambda f, x: torch.vmap(f)(x[None].expand(3, *x.shape)),
+    "vmap of columns": lambda f, x: torch.vmap(f, in_dims=1, out_dims=1)(
+        x[:, None].expand(-1, 3, -1)
+    ),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(square_sum(f)))(
+        torch.stack([x, x.sin()])
+    ),
+    "vmap of vmap": lambda f, x: torch.vmap(torch.vmap(f))(x.expand(2, 3, *x.shape)),
+    "functionalize": lambda f, x: torch.func.functionalize(f)(x),
+    "constant": lambda f, x: torch.func.grad(lambda w: (w * f(x)).sum())(x.sin()),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_are_as_torchs(transform, dim):
+    x = tensor(3, 5, dtype=torch.float64)
+    fastest.softmax(x, dim)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*performance drop")  # vmap's loop
+        ours = TRANSFORMS[transform](lambda v: fastest.softmax(v, dim), x)
+    theirs = TRANSFORMS[transform](lambda v: torch.softmax(v, dim), x)
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("transform", sorted(set(TRANSFORMS) - {"functionalize"}))
+def test_compiled_transforms_are_as_torchs(transform):
+    torch.compiler.reset()
+    x = tensor(3, 5, dtype=torch.float64)
+    compiled = torch.compile(TRANSFORMS[transform], backend="aot_eager")
+    ours = compiled(lambda v: fastest.softmax(v, 1), x)
+    theirs = TRANSFORMS[transform](lambda v: torch.softmax(v, 1), x)
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_vmap_makes_one_launch(launched):
+    x = tensor(7, 3, 64)
+    y = torch.vmap(lambda v: fastest.softmax(v, 0), in_dims=1, out_dims=1)(x)
+    assert_right(y, x, 0)
+    assert through_triton(launched) == ["online"]
+    assert through_a_kept_kernel(launched) == []
+    of_values = torch.vmap(lambda v: fastest.softmax(v, -1))(tensor(4))
+    assert torch.equal(of_values, torch.ones_like(of_values))
+    with pytest.raises(IndexError, match=r"from -1 to 0 for shape \(64,\), got 1"):
+        torch.vmap(torch.vmap(lambda v: fastest.softmax(v, 1)))(x)
+
+
+def test_dual_tensors_keep_their_tangents():
+    x = tensor(3, 5, dtype=torch.float64)
+    fastest.softmax(x)
+    ours = tangent_of(fastest.softmax, x, x.sin())
+    theirs = tangent_of(lambda v: torch.softmax(v, 1), x, x.sin())
+    torch.testing.assert_close(ours, theirs)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone(), x.sin())
+        with pytest.raises(RuntimeError, match="x has a tangent"):
+            fastest.softmax(dual, out=torch.empty_like(x))
+        assert_right(fastest.softmax(x, out=torch.empty_like(x)), x)
+
+
+def test_derivatives_of_every_kind_are_those_of_differences():
+    x = tensor(2, 3, dtype=torch.float64).requires_grad_()
+    for dim in (0, 1):
+        f = partial(fastest.softmax, dim=dim)
+        how = {"check_batched_grad": True}
+        assert torch.autograd.gradcheck(
+            f, x, check_forward_ad=True, check_batched_forward_grad=True, **how
+        )
+        assert torch.autograd.gradgradcheck(
+            f, x, check_fwd_over_rev=True, check_rev_over_rev=True, **how
+        )
+
+
+# ---- the compiler --------------------------------------------------------------------
 
 
 def attention(x, dim):
@@ -340,6 +761,46 @@ def test_compiles_with_out(how):
     assert_right(x, before, 0)
 
 
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("shape", [(300, 64), (300, 33), (4, 50257), (4, 2**18)])
+def test_compiles_in_every_mode(mode, shape):
+    """The last two modes but one replay CUDA graphs from the third call on."""
+    torch.compiler.reset()
+
+    @partial(torch.compile, mode=mode, fullgraph=True)
+    def twice(x):
+        return fastest.softmax(fastest.softmax(x) * 2)
+
+    for seed in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = tensor(*shape, seed=seed)
+        between = fastest.softmax(x)
+        torch.testing.assert_close(twice(x), fastest.softmax(between * 2))
+    for seed in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = tensor(*shape, seed=seed)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        weights = tensor(*shape, seed=seed + 1)
+        (twice(ours) * weights).sum().backward()
+        (torch.softmax(torch.softmax(theirs, 1) * 2, 1) * weights).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_compiles_for_any_size(mode):
+    torch.compiler.reset()
+    compiled = torch.compile(attention, mode=mode, dynamic=True, fullgraph=True)
+    for n_cols in (64, 33, 1001, 50257, 2**18, 1001):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = tensor(3, n_cols)
+        torch.testing.assert_close(compiled(x, -1), attention(x, -1))
+
+
 # ---- the rule ------------------------------------------------------------------------
 
 MANY = 10**6
@@ -369,6 +830,12 @@ MANY = 10**6
 )
 def test_known_answers(n_rows, n_cols, dtype, stem):
     assert fastest.choose(n_rows, n_cols, dtype) == stem
+
+
+@pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "tiled")])
+def test_what_fills_the_gpu_depends_on_the_gpu(sms, stem, monkeypatch):
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    assert fastest.choose(40, 2**14, torch.float32) == stem  # 2.5 MiB, rows of 64 KiB
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -411,6 +878,7 @@ def launched(monkeypatch) -> dict[str, FakeKernel]:
     for stem, module in STEMS.items():
         monkeypatch.setattr(module, "softmax_kernel", fakes[stem])
     monkeypatch.setattr(fastest, "_launches", {})
+    monkeypatch.setattr(direct, "_compiled", {})
     return fakes
 
 
@@ -431,9 +899,8 @@ def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
         x = tensor(*shape, dtype=dtype)
         assert_right(fastest.softmax(x), x)
         chosen.append(fastest.choose(*shape, dtype))
-        assert sorted(through_triton(launched)) == sorted(
-            chosen
-        )  # nothing is tried out
+        used = through_triton(launched) + through_a_kept_kernel(launched)
+        assert sorted(used) == sorted(chosen)  # nothing is tried out
 
 
 def test_every_answer_is_launched_somewhere(launched):
@@ -449,11 +916,12 @@ def test_every_answer_is_launched_somewhere(launched):
         (tensor(50, 3).t(), 1, ["online"]),
         (tensor(3, 100)[:, ::2], 1, ["online"]),
         (tensor(3, 1).expand(3, 50), 1, ["online"]),
-        (tensor(3, 50, 1), 1, ["tiled"]),
+        (tensor(3, 52, 1), 1, ["tiled"]),
         (tensor(3, 51, 1), 1, ["unaligned"]),
         (tensor(3, 60)[:, 5:55], 1, ["unaligned"]),
         (tensor(3, 60)[:, 4:56], 1, ["tiled"]),
-        (tensor(1, 50).expand(3, 50), 1, ["tiled"]),
+        (tensor(1, 52).expand(3, 52), 1, ["tiled"]),
+        (tensor(1, 50).expand(3, 50), 1, ["unaligned"]),
         (tensor(2, 6, 4, 5)[:, ::2, ::2], 3, ["unaligned"]),  # by way of a copy
         (tensor(3, 0), 1, []),
     ],
@@ -461,6 +929,39 @@ def test_every_answer_is_launched_somewhere(launched):
 def test_strides_decide_as_well(launched, x, dim, stems):
     assert_right(fastest.softmax(x, dim), x, dim)
     assert through_triton(launched) == stems
+
+
+# ---- few compilations ----------------------------------------------------------------
+
+
+def test_a_new_length_of_a_known_class_uses_the_compiled_kernel(launched):
+    for n_cols in (9001, 9003, 9101):
+        x = tensor(2, n_cols)
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == ["cooperative"]
+    assert through_a_kept_kernel(launched) == ["cooperative"] * 2
+
+
+def test_another_class_has_a_kernel_of_its_own(launched):
+    for n_cols, dtype in ((600, SINGLE), (601, SINGLE), (1200, SINGLE), (600, HALF)):
+        x = tensor(2, n_cols, dtype=dtype)
+        assert_right(fastest.softmax(x), x)
+    assert len(through_triton(launched)) == 4
+    assert through_a_kept_kernel(launched) == []
+
+
+@pytest.mark.parametrize("n_rows", [1, 132])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_few_rows_have_a_program_each(n_rows, dtype):
+    lengths = [*range(1, 200), 1000, 1001, 4097, 8191]
+    shapes = [(n_rows, n_cols) for n_cols in lengths]
+    for made, n_cols in zip(launches_for(shapes, dtype), lengths, strict=True):
+        assert made.grid == (n_rows,)
+        assert made.constants["VECTOR"] * dtype.itemsize == 16
+        rest = n_cols % made.constants["VECTOR"]
+        assert made.constants["BLOCK_COLS"] >= n_cols - rest
+        assert made.constants["REST_COLS"] == 0
+        assert made.kernel is STEMS["unaligned" if rest else "tiled"].softmax_kernel
 
 
 # ---- the first call, and those after it ----------------------------------------------
@@ -534,7 +1035,9 @@ def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
     for _ in range(2):
         for x, dim in kinds:
             assert_right(fastest.softmax(x, dim), x, dim)
-    assert len(fastest._launches) == len(kinds) == len(through_triton(launched))
+    assert len(fastest._launches) == len(kinds)
+    calls = through_triton(launched) + through_a_kept_kernel(launched)
+    assert len(calls) == 2 * len(kinds)
     assert len(through_a_kept_kernel(launched)) == len(kinds)
 
 
@@ -729,3 +1232,10 @@ def test_another_gpu_than_the_current_one():
                 z = x.clone().requires_grad_()
                 assert_right(fastest.softmax(z).detach(), x)
         assert torch.cuda.current_device() == 0
+    x = tensor(3, 64).to("cuda:1")
+    fastest.softmax(x)
+    count = "allocation.all.allocated"
+    before = [torch.cuda.memory_stats(index)[count] for index in range(2)]
+    fastest.softmax(x)
+    after = [torch.cuda.memory_stats(index)[count] for index in range(2)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1]

@@ -117,61 +117,8 @@ def describe(*needs: str) -> str:
     return describe(*needs)
 
 
-def validate(
-    x: torch.Tensor,
-    *,
-    max_rows: int | None = None,
-    max_cols: int | None = None,
-    contiguous: bool = False,
-) -> None:
-    """Checks the input of a softmax over the rows of a matrix.
+def validate(x: torch.Tensor, **limits: int | bool | None) -> None:
+    """Checks the input of a matrix's softmax; see `operator.validate_rows`."""
+    from kernels.lab import operator  # the course's product never needs it
 
-    Args:
-        x: what the caller passed; should be a float tensor (n_rows, n_cols).
-        max_rows: the most rows that the kernel's grid has room for; None means any.
-        max_cols: the longest row that the kernel takes; None means any.
-        contiguous: whether the kernel needs rows that follow each other in memory.
-
-    Raises:
-        TypeError: x is not a tensor, or not float32, float16 or bfloat16.
-        ValueError: x is not a matrix, lies on a device that kernels cannot reach here,
-            has more or longer rows than the kernel takes, or is not contiguous where
-            the kernel needs it.
-        RuntimeError: kernels are interpreted here, and the interpreter does not work
-            with the NumPy that is installed.
-    """
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
-    if x.dtype not in DTYPES:
-        raise TypeError(
-            f"x must be float32, float16 or bfloat16, got {x.dtype}; "
-            "convert it with x.float()"
-        )
-    if x.ndim != 2:
-        raise ValueError(
-            f"x must have 2 dimensions (rows, columns), got shape {tuple(x.shape)}; "
-            "x.reshape(-1, x.shape[-1]) makes a matrix of the last dimension's rows"
-        )
-    if x.device.type != DEVICE:
-        raise ValueError(
-            f"x must be on {DEVICE!r}, where kernels run here, got a tensor on "
-            f"{str(x.device)!r}; move it with x.to({DEVICE!r})"
-        )
-    if max_rows is not None and x.shape[0] > max_rows:
-        raise ValueError(
-            f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "
-            "rows do not depend on each other, so parts of x can go one after another"
-        )
-    if max_cols is not None and x.shape[1] > max_cols:
-        raise ValueError(
-            f"x must have at most {max_cols} columns for this kernel, got "
-            f"{x.shape[1]}; torch.softmax takes longer rows"
-        )
-    if contiguous and not x.is_contiguous():
-        raise ValueError(
-            f"x must be contiguous for this kernel, got strides {x.stride()} for shape "
-            f"{tuple(x.shape)}; x.contiguous() copies it, and kernels.strided.softmax "
-            "takes it as it is"
-        )
-    if INTERPRETED:
-        require_interpreter()
+    operator.validate_rows(x, **limits)

@@ -13,13 +13,11 @@ Weighed: Triton's `preload` and its ahead-of-time tools (from a signature by han
 """
 
 import functools
-import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 from kernels.lab import backend
 
@@ -45,9 +43,14 @@ class Pointer:
 
 def pointer_to(tensor: torch.Tensor) -> Pointer:
     """Returns what the compiler sees of a tensor, which may be on any device."""
-    return Pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
+    return _pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
+_pointer = functools.cache(Pointer)
+SIZES = (  # parameters of kernels that need no special case of them: see `Launch`
+    *("tag", "n_cols", "n_parts", "input_shift"),
+    *("output_row_stride", "input_row_stride"),
+)
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
 
@@ -64,6 +67,16 @@ def constants_of(config: Any) -> dict[str, Any]:
     }
 
 
+def ceil_div(n: int, step: int) -> int:
+    """How many steps reach n. `triton.cdiv` is for kernels too, and takes 2 µs here."""
+    return -(-n // step)
+
+
+def power_of_2(n: int) -> int:
+    """The least power of two that is at least n, and 1; `triton.next_power_of_2`."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
@@ -71,6 +84,8 @@ class Launch:
     The kernel's parameters must come in this order: the tensors, the words and the tag
     of the workspace if there is one, the scalars, the constants. A kernel with a
     workspace must say `do_not_specialize=["tag"]`: the tag differs from call to call.
+    For other integers, Triton compiles a kernel of its own where one is 1 or a multiple
+    of 16. A kernel that gains nothing by that says `do_not_specialize=SIZES`.
 
     Attributes:
         kernel: a `@triton.jit` function.
@@ -99,7 +114,7 @@ class Launch:
         Returns:
             Triton's compiled kernel; None in the interpreter.
         """
-        extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
+        extra = self.workspace.taker()(tensors[-1].device) if self.workspace else ()
         return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
 
     @property
@@ -115,42 +130,42 @@ class CachedLaunch:
     Triton inspects every argument of every call to find the compiled kernel. But two
     calls of one `Launch` differ only in the tensors' addresses and in the tag, neither
     of which decides what Triton compiles. So the kernel that the first call finds
-    serves all later calls. In the interpreter there is no compiled kernel, and every
-    call is like the first.
+    serves all later calls, by `kernels.lab.direct` where it can, and the first calls of
+    other launches that need the same kernel. In the interpreter there is no compiled
+    kernel, and every call goes through Triton.
     """
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.grid = (*launch.grid, 1, 1)[:3]
-        self.take = launch.workspace.take if launch.workspace else None
+        self.take = launch.workspace.taker() if launch.workspace else None
         # A compiled kernel takes every argument by position, its constexprs too.
         constexprs = [value for key, value in launch.constants.items() if key.isupper()]
         self.rest = (*launch.scalars, *constexprs)
         self.compiled: Any = None
+        self.direct: Any = None  # launches what is compiled, given addresses
 
-    def __call__(self, output: torch.Tensor, x: torch.Tensor) -> None:
+    def __call__(self, *tensors: torch.Tensor) -> None:
         """Launches the kernel on tensors like those that the launch was made from."""
         if self.compiled is None:
-            self.compiled = self.launch(output, x)
+            from kernels.lab import direct  # nothing needs it before a call
+
+            if direct.launch_to_find(self, tensors):
+                return
+        if self.direct is None:
+            extra = () if self.take is None else self.take(tensors[-1].device)
+            self.compiled[self.grid](*tensors, *extra, *self.rest)
         elif self.take is None:
-            self.compiled[self.grid](output, x, *self.rest)
+            self.direct(*[tensor.data_ptr() for tensor in tensors])
         else:
-            words, tag = self.take(x.device)
-            self.compiled[self.grid](output, x, words, tag, *self.rest)
-
-
-# ---- memory that the programs of one call share --------------------------------------
-
-LAST_TAG = 2**31 - 1  # tags are 1 to this; 0 is what a cleared word holds
+            words, tag = self.take(tensors[-1].device)
+            addresses = [tensor.data_ptr() for tensor in tensors]
+            self.direct(*addresses, words.data_ptr(), tag)
 
 
 @dataclass(frozen=True)
 class Workspace:
     """Memory in which the programs of one call exchange values.
-
-    Every word that a program writes carries the tag of its call. Words that an earlier
-    call left carry another tag, so nothing is cleared between calls. Calls on one
-    stream run one after the other, so they share the words of that stream.
 
     Attributes:
         n_words: how many 64-bit words a call needs.
@@ -158,50 +173,40 @@ class Workspace:
 
     n_words: int
 
-    def take(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        """Returns words for one call on the current stream of a device, and its tag.
+    def taker(self) -> Callable[[torch.device], tuple[torch.Tensor, int]]:
+        """Returns a function of a device: words for one call there, and the call's tag.
 
-        A call that a CUDA graph captures gets words of its own. They live as long as
-        the graph, and every replay clears them first.
-
-        Args:
-            device: where the call will run.
-
-        Returns:
-            At least n_words words (int64), in which no word carries the tag.
+        `kernels.lab.words.take` is that function, and says how long the words live.
         """
-        if backend.INTERPRETED or torch.cuda.is_current_stream_capturing():
-            return torch.zeros(self.n_words, dtype=torch.int64, device=device), 1
-        stream = triton.runtime.driver.active.get_current_stream(device.index)
-        return words_of(device.index, stream).take(self.n_words, device)
+        from kernels.lab import words  # only launches with a workspace need it
+
+        return functools.partial(words.take, self.n_words)
 
 
-class StreamWords:
-    """The words that the calls on one stream share, and the tags that are left.
-
-    Threads may launch on one stream at the same time. So the words and their tags are
-    replaced together, and each call reads the pair once: whatever the other threads do
-    meanwhile, its words are enough, and no earlier call on these words had its tag.
-    """
-
-    def __init__(self) -> None:
-        self.current = torch.empty(0, dtype=torch.int64), itertools.count(1)
-
-    def take(self, n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
-        """See `Workspace.take`."""
-        words, tags = self.current
-        tag = next(tags)
-        if tag > LAST_TAG:  # a word may carry any tag, so the next calls get new words
-            words, tags = words[:0], itertools.count(1)
-            tag = next(tags)
-        if len(words) < n_words:
-            size = triton.next_power_of_2(n_words)
-            words = torch.zeros(size, dtype=torch.int64, device=device)
-            self.current = words, tags
-        return words, tag
+def sms_and_threads() -> tuple[int, int]:
+    """The SMs of the current GPU, under MIG of its part, and the threads of an SM."""
+    if backend.INTERPRETED:
+        return 132, 2048  # an H200's
+    return _sms_and_threads(torch.cuda.current_device())
 
 
 @functools.cache
-def words_of(device_index: int, stream: int) -> StreamWords:
-    """The words of a stream, which is named by its handle."""
-    return StreamWords()
+def _sms_and_threads(device: int) -> tuple[int, int]:
+    here = torch.cuda.get_device_properties(device)
+    return here.multi_processor_count, here.max_threads_per_multi_processor
+
+
+def n_sms() -> int:
+    """The SMs of the current GPU; see `sms_and_threads`."""
+    return sms_and_threads()[0]
+
+
+def programs_at_once(num_warps: int, maxnreg: int) -> int:
+    """How many programs the current GPU runs at once, by their threads and registers.
+
+    Args:
+        num_warps: of a program.
+        maxnreg: registers of a thread, at most. An SM has 65536.
+    """
+    sms, threads = sms_and_threads()
+    return sms * (min(threads, 65536 // maxnreg) // (32 * num_warps))

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.lab import accesses, process, show
+from kernels.lab import accesses, operator, process, show
 from kernels.lab.accesses import OutOfBounds
 
 __all__ = [
@@ -225,8 +225,10 @@ class _Mode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if not accesses.is_launching():  # a launch's accesses are counted one by one
+        n_rows = len(self.rows)
+        result = operator.call_in_mode(self, func, args, kwargs)
+        # What a launch does, or a kernel of the course, is counted one by one.
+        if not accesses.is_launching() and len(self.rows) == n_rows:
             counts = _operation_counts(func, args, kwargs, result)
             if counts:
                 self.rows.append(Op(func.overloadpacket.__name__, **counts))

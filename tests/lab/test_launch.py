@@ -3,19 +3,17 @@
 import dataclasses
 import itertools
 import sys
-import threading
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend, compile, launch, process
-from kernels.lab.launch import CachedLaunch, Launch, Pointer, StreamWords, Workspace
+from kernels.lab import backend, compile, gpu, launch, occupancy, process
+from kernels.lab import words as words_module
+from kernels.lab.launch import CachedLaunch, Launch, Pointer, Workspace
 from tests import helpers
 from tests.helpers import FakeCompiled, FakeKernel, assert_right, matrix, patched
-
-CPU = torch.device("cpu")
 
 
 @triton.jit
@@ -186,28 +184,15 @@ def workspace_launch(x, kernel, n_words=8):
     )
 
 
-@pytest.fixture
-def streams(monkeypatch):
-    """A stream whose words are kept, as on a GPU: `streams.append` changes it."""
-    handles = [101]
+def test_every_call_gets_words_and_a_tag(monkeypatch):
+    kept, tags_left = torch.zeros(8, dtype=torch.int64), itertools.count(1)
+    asked = []
 
-    class Driver:
-        active = property(lambda self: self)
+    def take(n_words, device):
+        asked.append((n_words, device))
+        return kept.to(device), next(tags_left)
 
-        def get_current_stream(self, index):
-            return handles[-1]
-
-    if backend.INTERPRETED:
-        monkeypatch.setattr(backend, "INTERPRETED", False)
-        capturing = lambda: False  # noqa: E731
-        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", capturing)
-        monkeypatch.setattr(launch.triton.runtime, "driver", Driver())
-    launch.words_of.cache_clear()
-    yield handles
-    launch.words_of.cache_clear()
-
-
-def test_every_call_gets_words_and_a_tag(streams):
+    monkeypatch.setattr(words_module, "take", take)
     x = matrix(1, 10)
     kernel = FakeKernel(tag_kernel)
     cached = CachedLaunch(workspace_launch(x, kernel))
@@ -221,6 +206,7 @@ def test_every_call_gets_words_and_a_tag(streams):
         assert words.tolist() == [tag] * 8  # what the kernel wrote
         tags.append(tag)
     assert tags == [1, 2, 3, 4]
+    assert asked == [(8, x.device)] * 4
     assert [args[4:] for _, args in kernel.compiled.calls] == [(10, 16, 8)] * 3
 
 
@@ -242,7 +228,7 @@ def test_the_stand_in_is_as_strict_as_a_compiled_kernel():
         {"rest": (120, 130, 100, 128, 1.0)},  # another order
         {"rest": (130, 120, 100)},  # no constants
         {"grid": (4, 1, 1)},  # a program too few
-        {"compiled": None, "launch": lambda *tensors: None},  # nothing is launched
+        {"compiled": {(5, 1, 1): lambda *args: None}},  # nothing is launched
     ],
 )
 def test_a_broken_fast_path_is_seen(broken):
@@ -272,122 +258,33 @@ def test_the_fast_path_on_a_gpu():
     assert cached.compiled is not None
 
 
-# ---- the workspace -------------------------------------------------------------------
+# ---- the GPU at hand -----------------------------------------------------------------
 
 
-def test_words_are_enough_and_tags_are_new():
-    stream = StreamWords()
-    words, tag = stream.take(5, CPU)
-    assert (words.dtype, len(words)) == (torch.int64, 8)
-    again, next_tag = stream.take(3, CPU)
-    assert again is words
-    grown, last_tag = stream.take(1000, CPU)
-    assert len(grown) == 1024 and grown.eq(0).all()
-    assert stream.take(3, CPU)[0] is grown
-    assert len({0, tag, next_tag, last_tag}) == 4
+@pytest.mark.skipif(not backend.INTERPRETED, reason="is about machines without a GPU")
+def test_without_a_gpu_launches_are_an_h200_s():
+    h200 = gpu.named("H200")
+    assert launch.sms_and_threads() == (h200.sms, h200.threads_per_sm)
+    assert launch.n_sms() == h200.sms
 
 
-def test_tags_that_come_again_find_cleared_words():
-    stream = StreamWords()
-    words, first = stream.take(4, CPU)
-    stream.current = words, itertools.count(launch.LAST_TAG - 1)
-    words.fill_(first)  # what a call left, 2³¹ calls ago
-    found = [stream.take(4, CPU) for _ in range(4)]
-    assert [tag for _, tag in found] == [launch.LAST_TAG - 1, launch.LAST_TAG, 1, 2]
-    assert [words.any().item() for words, _ in found] == [True, True, False, False]
-    assert found[2][0] is found[3][0]
-    assert launch.LAST_TAG < 2**31  # it is passed to kernels as a 32-bit integer
-
-
-def test_tags_fit_the_words_that_a_call_asks_for_when_they_come_again():
-    stream = StreamWords()
-    stream.current = torch.ones(64, dtype=torch.int64), itertools.count(2**31)
-    words, tag = stream.take(100, CPU)
-    assert (len(words), tag, words.any().item()) == (128, 1, False)
-
-
-class Contested(StreamWords):
-    """Words that another thread replaces by fewer after each look and each store."""
-
-    def fewer(self):
-        self.pair = torch.zeros(4, dtype=torch.int64), itertools.count(1)
-
-    @property
-    def current(self):
-        pair = self.pair
-        self.fewer()
-        return pair
-
-    @current.setter
-    def current(self, pair):
-        self.pair = pair
-        self.fewer()
-
-
-@pytest.mark.parametrize("n_there", [0, 2048])
-def test_another_thread_cannot_take_a_call_s_words(n_there):
-    stream = Contested()
-    there = torch.zeros(n_there, dtype=torch.int64)
-    stream.pair = there, itertools.count(7)
-    words, tag = stream.take(2048, CPU)
-    assert (len(words), tag) == (2048, 7)
-
-
-def test_many_threads_on_one_stream():
-    stream, wrong = StreamWords(), []
-    stream.current = stream.current[0], itertools.count(launch.LAST_TAG - 500)
-    seen = {}
-    lock = threading.Lock()
-
-    def ask(sizes):
-        for n_words in sizes:
-            words, tag = stream.take(n_words, CPU)
-            with lock:
-                tags = seen.setdefault(id(words), (words, set()))[1]
-                if len(words) < n_words or tag in tags or not 0 < tag < 2**31:
-                    wrong.append((n_words, len(words), tag))
-                tags.add(tag)
-
-    sizes = [(2**i for i in (3, 11, 5, 12, 4) * 100) for _ in range(8)]
-    threads = [threading.Thread(target=ask, args=(each,)) for each in sizes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-@pytest.mark.skipif(not backend.INTERPRETED, reason="has streams of its own")
-def test_each_stream_has_its_own_words(streams):
-    words = {}
-    for handle in (101, 102, 101):
-        streams.append(handle)
-        words[len(streams)], _ = Workspace(4).take(CPU)
-    first, other, again = words.values()
-    assert again is first is not other
-    assert launch.words_of(1, 101) is not launch.words_of(0, 101)
-
-
-@pytest.mark.skipif(not backend.INTERPRETED, reason="is about the interpreter")
-def test_in_the_interpreter_words_are_new():
-    one, other = Workspace(6).take(CPU), Workspace(6).take(CPU)
-    assert one[0].tolist() == [0] * 6 and one[1] == other[1] == 1
-    assert one[0] is not other[0]
+@pytest.mark.parametrize("name", ["T4", "RTX 3090", "L4", "H200"])
+def test_programs_at_once_are_those_of_the_occupancy(name, monkeypatch):
+    there = gpu.named(name)
+    sizes = there.sms, there.threads_per_sm
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: sizes)
+    for num_warps, registers in itertools.product((4, 8, 16, 32), (40, 64, 96, 168)):
+        if 32 * num_warps * registers > there.registers_per_block:
+            continue
+        how = {"num_warps": num_warps, "registers": registers, "shared": 64}
+        resident = occupancy.resident(there, **how).blocks_per_sm * there.sms
+        assert launch.programs_at_once(num_warps, registers) == resident, how
 
 
 @pytest.mark.gpu
-def test_a_captured_call_has_words_that_its_replays_clear():
-    device = torch.device("cuda", torch.cuda.current_device())
-    shared, _ = Workspace(64).take(device)
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    with torch.cuda.graph(graph, stream=stream):
-        words, tag = Workspace(64).take(device)
-        seen = words.clone()
-        words.fill_(5)
-    for _ in range(2):
-        graph.replay()
-        assert seen.eq(0).all() and words.eq(5).all()
-    assert tag == 1 and words.data_ptr() != shared.data_ptr()
+def test_the_current_gpu_is_asked():
+    here = gpu.current()
+    assert launch.sms_and_threads() == (here.sms, here.threads_per_sm)
 
 
 # ---- what the tests use: a helper that is replaced -----------------------------------

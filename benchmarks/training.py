@@ -1,0 +1,244 @@
+"""A training step's softmax beside the peers': forth and back, and the way back alone.
+
+Every provider takes one tensor of two matrices: the gradient for the result, and the
+input of the softmax. So it has the same values in every process. The peers are those of
+`benchmarks.peers` that have a gradient, each called through autograd as a training step
+calls it.
+
+| function | what is timed |
+|---|---|
+| `ways_back()` | the gradient alone; the result was computed before |
+| `steps()` | the softmax and its gradient |
+
+Both have the provider `stream`: `torch.add` of the two matrices, which reads two values
+and writes one for each, as the ideal gradient does.
+
+Weighed: calling each library's kernel for the gradient directly. Their signatures
+differ from version to version, and autograd's own time is the host's, which the clock
+`device` does not count.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import torch
+import triton
+
+from benchmarks import peers
+from benchmarks.peers import Peer, Softmax
+from kernels.lab import backend, record
+
+ALIGNED = 64  # elements: the second matrix starts at a multiple of 128 bytes or more
+STREAM = "stream"
+JUDGED = (1, 1), (3, 5), (4, 64), (7, 100)
+"""The matrices that `judge` tries."""
+
+
+def pair(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
+    """The gradient for the result, and the input: (2, n_rows, n_cols), both normal.
+
+    Each of the two is contiguous and starts at a multiple of 128 bytes.
+    """
+    step = -(-n_rows * n_cols // ALIGNED) * ALIGNED
+    generator = torch.Generator(backend.DEVICE).manual_seed(0)
+    flat = torch.randn(
+        2 * step, dtype=dtype, device=backend.DEVICE, generator=generator
+    )
+    return flat.as_strided((2, n_rows, n_cols), (step, n_cols, 1))
+
+
+INPUTS: dict[str, record.MakeInput] = {"pair": pair}
+
+
+def stream(both: torch.Tensor) -> torch.Tensor:
+    """The sum of the two matrices: 2MN values read, MN written."""
+    return torch.add(*both.unbind())
+
+
+class Step:
+    """A softmax and its gradient, as a function of the pair."""
+
+    def __init__(self, softmax: Softmax) -> None:
+        self.softmax = softmax
+
+    def __call__(self, both: torch.Tensor) -> torch.Tensor:
+        """Returns the gradient for the input."""
+        gradient, x = both.unbind()
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.softmax(x), x, gradient)[0]
+
+
+class WayBack:
+    """A softmax's gradient alone: the result is kept from the first call on a pair."""
+
+    def __init__(self, softmax: Softmax) -> None:
+        self.softmax = softmax
+        self.kept: tuple = (None, None, None)
+
+    def __call__(self, both: torch.Tensor) -> torch.Tensor:
+        """Returns the gradient for the input."""
+        gradient, x = both.unbind()
+        place, leaf, y = self.kept
+        if place != (x.data_ptr(), x.shape, x.dtype):
+            self.kept = (None, None, None)  # gives the memory back first
+            leaf = x.detach().requires_grad_()
+            y = self.softmax(leaf)
+            self.kept = (x.data_ptr(), x.shape, x.dtype), leaf, y
+        return torch.autograd.grad(y, leaf, gradient, retain_graph=True)[0]
+
+
+def ours(x: torch.Tensor) -> torch.Tensor:
+    """The course's softmax."""
+    from kernels import softmax
+
+    return softmax(x)
+
+
+def _load_liger_step() -> Softmax:
+    return Step(peers._load_liger())
+
+
+def _load_liger_back() -> Softmax:
+    return WayBack(peers._load_liger())
+
+
+def _load_quack_step() -> Softmax:
+    return Step(peers._load_quack())
+
+
+def _load_quack_back() -> Softmax:
+    return WayBack(peers._load_quack())
+
+
+_LOADS = {
+    "liger": {Step: _load_liger_step, WayBack: _load_liger_back},
+    "quack": {Step: _load_quack_step, WayBack: _load_quack_back},
+}
+
+
+def _providers(wrap: type) -> dict[str, Callable | Peer]:
+    here = {
+        STREAM: stream,
+        "gradient": wrap(ours),
+        "torch": wrap(peers.native),
+        "torch.compile": wrap(peers.compiled),
+    }
+    optional = {
+        peer.name: Peer(
+            peer.name, peer.package, _LOADS[peer.name][wrap], peer.apart, peer.inside
+        )
+        for peer in peers.OPTIONAL
+        if peer.name in _LOADS
+    }
+    return here | optional
+
+
+def steps() -> dict[str, Callable | Peer]:
+    """Providers of a softmax and its gradient, for `record.sweep` with INPUTS."""
+    return _providers(Step)
+
+
+def ways_back() -> dict[str, Callable | Peer]:
+    """Providers of the gradient alone, for `record.sweep` with INPUTS."""
+    return _providers(WayBack)
+
+
+def verify(both: torch.Tensor, result: torch.Tensor) -> None:
+    """Compares rows of a gradient with the formula in float64.
+
+    As many rows are compared as `benchmarks.peers.verify` compares. A result of
+    `stream` is recognised by its first row, and is not a gradient.
+
+    Raises:
+        ValueError: the result has another shape or dtype, or a value is wrong.
+    """
+    if not isinstance(result, torch.Tensor) or result.shape != both.shape[1:]:
+        got = getattr(result, "shape", type(result))
+        raise ValueError(f"wrong result: expected {tuple(both.shape[1:])}, got {got}")
+    if result.dtype != both.dtype:
+        raise ValueError(f"wrong result: expected {both.dtype}, got {result.dtype}")
+    n_rows, n_cols = result.shape
+    if torch.equal(result[0], both[0, 0] + both[1, 0]):
+        return
+    count = min(n_rows, max(2, peers.VERIFIED_VALUES // n_cols))
+    rows = torch.linspace(0, n_rows - 1, count, dtype=torch.float64)
+    rows = rows.long().to(both.device)
+    gradient, x = both[:, rows].double()
+    y = torch.softmax(x, -1)
+    products = gradient * y
+    expected = products - y * products.sum(-1, keepdim=True)
+    # The result of the way forth was rounded, too, and terms of both signs are added.
+    scale = y * (gradient.abs() + products.abs().sum(-1, keepdim=True))
+    info = torch.finfo(both.dtype)
+    allowed = 4 * peers.RELATIVE[both.dtype] * scale + info.smallest_normal
+    wrong = ~((result[rows].double() - expected).abs() <= allowed)
+    if wrong.any():
+        row, col = (int(where) for where in wrong.nonzero()[0])
+        got, right = result[rows[row], col].item(), expected[row, col].item()
+        raise ValueError(
+            f"wrong gradient at row {int(rows[row])}, column {col}: expected "
+            f"{right:.6g}, got {got:.6g}"
+        )
+
+
+def shares(df: pd.DataFrame, dtype: torch.dtype) -> pd.DataFrame:
+    """The stream's time as a share of each provider's, over the columns.
+
+    Args:
+        df: of a sweep that has the provider STREAM.
+        dtype: of the rows to take.
+    """
+    times = record.pivot(record.select(df, dtype=dtype), "p50_us")
+    times = times.drop(columns="copy", errors="ignore")
+    return times.rdiv(times.pop(STREAM), axis=0)
+
+
+def by_rows(kernel: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A gradient by a kernel of the reader's, with one program for each row.
+
+    Args:
+        kernel: takes pointers to the gradient for x, the gradient for y, and y, all
+            contiguous; the number of columns; and the constexpr BLOCK_COLS, the power
+            of two that holds them.
+
+    Returns:
+        A function of the gradient for y and of y, both (M, N), that returns the
+        gradient for x.
+    """
+
+    def gradient_of(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, block = torch.empty_like(y), triton.next_power_of_2(y.shape[1])
+        kernel[(len(y),)](x, g, y, y.shape[1], BLOCK_COLS=block)
+        return x
+
+    return gradient_of
+
+
+def judge(gradient_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """Says in a sentence whether a gradient is right, or where it is wrong first.
+
+    Args:
+        gradient_of: takes the gradient for y, and y = softmax(x), both (M, N) float32,
+            and returns the gradient for x.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for n_rows, n_cols in JUDGED:
+        both = torch.randn(2, n_rows, n_cols, generator=generator, dtype=torch.float64)
+        g, x = both.to(backend.DEVICE)
+        y = torch.softmax(x.requires_grad_(), 1)
+        (right,) = torch.autograd.grad(y, x, g)
+        got = gradient_of(g.float(), y.detach().float())
+        if not isinstance(got, torch.Tensor) or got.shape != right.shape:
+            print(f"Not yet: for a {n_rows} × {n_cols} matrix this is no such matrix.")
+            return
+        near = (got - right).abs() <= 1e-5  # NaN is wrong, too
+        for row, col in (~near).nonzero()[:1].tolist():
+            value, wanted = got[row, col].item(), right[row, col].item()
+            print(
+                f"Not yet: in row {row} of a {n_rows} × {n_cols} matrix, column {col}"
+            )
+            print(f"is {value:.4f}, and {wanted:.4f} is right. The row sums to")
+            print(f"{got[row].sum().item():.4f}, where a gradient's rows sum to 0.")
+            return
+    print(f"Right: every value of {len(JUDGED)} matrices.")

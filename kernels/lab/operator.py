@@ -1,0 +1,349 @@
+"""A row operator as PyTorch's machinery sees it: checks, derivatives, batches, modes.
+
+PyTorch's dispatcher takes a call of a registered operator through autograd, through the
+transforms of `torch.func`, and through whatever traces, before it reaches a kernel. The
+rules here are for operators `f(x, dim, dtype)` that keep x's shape and compute each
+line of values along `dim` by itself. A module that defines one imports this module when
+a rule is first needed: inference on plain tensors of known shapes never needs one.
+
+Weighed: `torch.library.custom_op` with `register_autograd`. It loses the tangents of
+forward differentiation without an error, does not work in `torch.func.grad`, and takes
+longer for each call that needs a gradient.
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from kernels.lab import backend
+
+DTYPES = (*backend.DTYPES, torch.float64)
+
+
+# ---- arguments -----------------------------------------------------------------------
+
+
+def validate(
+    x: torch.Tensor, dim: int, dtype: torch.dtype | None, address: int | None = None
+) -> None:
+    """Checks the input of a row operator.
+
+    Args:
+        x: what the caller passed; should be a real tensor where kernels run.
+        dim: should be one of x's dimensions.
+        dtype: should be one of DTYPES, or None where x has one of DTYPES.
+        address: of x's memory, 0 if it has none; None if no memory is needed.
+
+    Raises:
+        TypeError, ValueError: x is not such a tensor, or dtype or dim of a wrong type.
+        IndexError: x has no such dimension.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(
+            f"dtype must be float32, float16, bfloat16, float64 or None, got {dtype!r}"
+        )
+    if x.dtype not in DTYPES and (dtype is None or x.dtype.is_complex):
+        raise TypeError(
+            "x must be float32, float16, bfloat16 or float64, got "
+            f"{x.dtype}; convert it with x.float()"
+        )
+    if x.layout != torch.strided:
+        raise ValueError(f"x must be strided, got {x.layout}; x.to_dense() would do")
+    if x.device.type != backend.DEVICE:
+        raise ValueError(
+            f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
+            f"{str(x.device)!r}; move it with x.to({backend.DEVICE!r})"
+        )
+    if not isinstance(dim, int) or isinstance(dim, bool):
+        raise TypeError(f"dim must be an int, got {dim!r}")
+    n_dims = max(x.ndim, 1)
+    if not -n_dims <= dim < n_dims:
+        raise IndexError(
+            f"dim must be from {-n_dims} to {n_dims - 1} for shape {tuple(x.shape)}, "
+            f"got {dim}"
+        )
+    if address == 0 and x.numel():
+        raise ValueError(
+            f"x must have memory, got a {type(x).__name__} of shape {tuple(x.shape)} "
+            "whose values lie at no address"
+        )
+
+
+def validate_out(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None) -> None:
+    """Checks where the result for x is to be written. x and dtype are checked already.
+
+    Args:
+        out: what the caller passed; should be a tensor of x's shape and device, of the
+            result's dtype.
+        dtype: of the result; None means x's.
+
+    Raises:
+        TypeError, ValueError: out is not such a tensor.
+        RuntimeError: x or out requires a gradient, or has a tangent.
+    """
+    if not isinstance(out, torch.Tensor):
+        raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
+    if out.dtype != (dtype or x.dtype):
+        wanted = f"{x.dtype} as x is" if dtype is None else f"{dtype} as dtype says"
+        raise TypeError(f"out must be {wanted}, got {out.dtype}")
+    if out.shape != x.shape or out.device != x.device:
+        raise ValueError(
+            f"out must be like x, {tuple(x.shape)} on {str(x.device)!r}, got "
+            f"{tuple(out.shape)} on {str(out.device)!r}; torch.empty_like(x) would do"
+        )
+    for name, tensor in {"x": x, "out": out}.items():
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError(
+                f"out must be None where {name} requires a gradient, got a tensor; "
+                "leave it out, or use torch.no_grad()"
+            )
+        if forward_ad._current_level >= 0 and has_tangent(tensor):
+            raise RuntimeError(
+                f"out must be None where {name} has a tangent, got a tensor; leave it "
+                "out, or use torch.autograd.forward_ad.unpack_dual(x).primal"
+            )
+
+
+def validate_rows(
+    x: torch.Tensor,
+    *,
+    max_rows: int | None = None,
+    max_cols: int | None = None,
+    contiguous: bool = False,
+) -> None:
+    """Checks the input of a softmax over the rows of a matrix.
+
+    Args:
+        x: what the caller passed; should be a float tensor (n_rows, n_cols).
+        max_rows: the most rows that the kernel's grid has room for; None means any.
+        max_cols: the longest row that the kernel takes; None means any.
+        contiguous: whether the kernel needs rows that follow each other in memory.
+
+    Raises:
+        TypeError: x is not a tensor, or not float32, float16 or bfloat16.
+        ValueError: x is not a matrix, lies on a device that kernels cannot reach here,
+            has more or longer rows than the kernel takes, or is not contiguous where
+            the kernel needs it.
+        RuntimeError: kernels are interpreted here, and the interpreter does not work
+            with the NumPy that is installed.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
+    if x.dtype not in backend.DTYPES:
+        raise TypeError(
+            f"x must be float32, float16 or bfloat16, got {x.dtype}; "
+            "convert it with x.float()"
+        )
+    if x.ndim != 2:
+        raise ValueError(
+            f"x must have 2 dimensions (rows, columns), got shape {tuple(x.shape)}; "
+            "x.reshape(-1, x.shape[-1]) makes a matrix of the last dimension's rows"
+        )
+    if x.device.type != backend.DEVICE:
+        raise ValueError(
+            f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
+            f"{str(x.device)!r}; move it with x.to({backend.DEVICE!r})"
+        )
+    if max_rows is not None and x.shape[0] > max_rows:
+        raise ValueError(
+            f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "
+            "rows do not depend on each other, so parts of x can go one after another"
+        )
+    if max_cols is not None and x.shape[1] > max_cols:
+        raise ValueError(
+            f"x must have at most {max_cols} columns for this kernel, got "
+            f"{x.shape[1]}; torch.softmax takes longer rows"
+        )
+    if contiguous and not x.is_contiguous():
+        raise ValueError(
+            f"x must be contiguous for this kernel, got strides {x.stride()} for shape "
+            f"{tuple(x.shape)}; x.contiguous() copies it, and kernels.strided.softmax "
+            "takes it as it is"
+        )
+    if backend.INTERPRETED:
+        backend.require_interpreter()
+
+
+def has_tangent(x: torch.Tensor) -> bool:
+    """Whether x is a dual tensor, of forward differentiation."""
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+def are_apart(out: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether a kernel can write to out while it reads x.
+
+    Then out is contiguous, and the two have no address in common. Two storages can be
+    one memory (DLPack), so the addresses decide, not the storages.
+
+    Args:
+        out, x: tensors with memory.
+    """
+    if not out.is_contiguous() or not x.numel():
+        return False
+    steps = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    x_end = x.data_ptr() + (steps + 1) * x.element_size()
+    out_end = out.data_ptr() + out.numel() * out.element_size()
+    return out_end <= x.data_ptr() or x_end <= out.data_ptr()
+
+
+# ---- derivatives and batches ---------------------------------------------------------
+
+RowOperator = Callable[[torch.Tensor, int, torch.dtype | None], torch.Tensor]
+
+
+class Rules:
+    """What the dispatcher calls at each of its levels for one operator.
+
+    Attributes:
+        apply: `apply(f, x, dim, dtype)` is `f(x, dim, dtype)`, and autograd can go back
+            through it. Not for transforms of `torch.func`.
+    """
+
+    def __init__(
+        self,
+        operator: torch._ops.OpOverload,
+        backward: Callable[..., torch.Tensor],
+        reference: RowOperator,
+    ) -> None:
+        """Makes the rules.
+
+        Args:
+            operator: the registered operator.
+            backward: takes the gradient for y, y, dim and x's dtype, and returns the
+                gradient for x. It must be differentiable itself where derivatives of
+                gradients are needed.
+            reference: PyTorch's own operator for the same values. It takes over where
+                transforms differentiate.
+        """
+        self.operator = operator
+        self.reference = reference
+        # The parent's `apply` is for tensors that no transform wraps, and takes 1 µs
+        # less than `Function.apply`, which looks for transforms first.
+        self.apply = super(torch.autograd.Function, _differentiable(backward)).apply
+
+    def fake(
+        self, x: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The result's shape, strides and dtype, without values."""
+        return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+    def autograd(
+        self,
+        keyset: torch._C.DispatchKeySet,
+        x: torch.Tensor,
+        dim: int,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """The operator at the level of autograd.
+
+        Forward differentiation and the transforms of `torch.func` nest in any order and
+        to any depth. PyTorch's own operator has rules for all of that.
+
+        Args:
+            keyset: the levels that the dispatcher has reached.
+            x, dim, dtype: the operator's arguments.
+        """
+        if "torch.distributed.tensor" in sys.modules:  # or x cannot be a DTensor
+            _register_sharding(self.operator)
+        transformed = torch._C._are_functorch_transforms_active()
+        if transformed or forward_ad._current_level >= 0:
+            return self.reference(x, dim, dtype=dtype)
+        below = functools.partial(self._below_autograd, keyset)
+        if x.requires_grad and torch.is_grad_enabled():
+            return self.apply(below, x, dim, dtype)
+        return below(x, dim, dtype)
+
+    def _below_autograd(self, keyset: torch._C.DispatchKeySet, *args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            below = keyset & torch._C._after_autograd_keyset
+            return self.operator.redispatch(below, *args)
+
+    def batched(
+        self,
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        x: torch.Tensor,
+        dim: int,
+        dtype: torch.dtype | None = None,
+    ) -> tuple[torch.Tensor, int]:
+        """The operator under `torch.vmap`: one call for all examples.
+
+        Args:
+            info: about the batch; not used.
+            in_dims: which dimension of x counts the examples, and None for the others.
+            x: all examples.
+            dim, dtype: the operator's arguments for one example.
+
+        Returns:
+            The results of all examples, and which dimension counts them.
+        """
+        x = x.movedim(in_dims[0], 0)
+        if x.ndim == 1:  # an example is one value without a dimension
+            return self.operator(x[:, None], 1, dtype)[:, 0], 0
+        return self.operator(x, dim % (x.ndim - 1) + 1, dtype), 0
+
+
+def _differentiable(backward: Callable[..., torch.Tensor]) -> type:
+    """Returns the autograd function of `Rules.apply`."""
+
+    class Differentiable(torch.autograd.Function):
+        """Saves the result and no other tensor, because `backward` needs no other."""
+
+        @staticmethod
+        def forward(
+            ctx: Any, f: RowOperator, x: torch.Tensor, dim: int, dtype: Any
+        ) -> torch.Tensor:
+            y = f(x, dim, dtype)
+            ctx.dim, ctx.dtype = dim, x.dtype
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple:
+            (y,) = ctx.saved_tensors
+            return None, backward(gradient, y, ctx.dim, ctx.dtype), None, None
+
+    return Differentiable
+
+
+@functools.cache
+def _register_sharding(operator: torch._ops.OpOverload) -> None:
+    """Tells DTensor that an operator may take shards of every dimension but `dim`."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    @register_sharding(operator)
+    def placements(x: Any, dim: int, *dtype: torch.dtype) -> list[tuple[list, list]]:
+        apart = [Shard(d) for d in range(x.ndim) if d != dim % x.ndim]
+        rest = [None] * (1 + len(dtype))
+        return [([place], [place, *rest]) for place in (Replicate(), *apart)]
+
+
+# ---- instruments that watch what is inside -------------------------------------------
+
+
+def call_in_mode(
+    mode: Any, function: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """Calls what a dispatch mode was asked to call.
+
+    A dispatch mode sees an operator as one call. But an instrument that counts or
+    guards what the course's operators do must see the allocations and copies inside
+    them. So this calls their kernels with the mode active.
+
+    Args:
+        mode: the dispatch mode whose `__torch_dispatch__` was called.
+        function, args, kwargs: what it was called with.
+    """
+    if function.namespace != "kernels":
+        return function(*args, **kwargs)
+    keys = torch._C.DispatchKey
+    key = keys.CPU if backend.DEVICE == "cpu" else keys.CUDA
+    with mode:
+        return function.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)

@@ -1,0 +1,105 @@
+"""The words in which the programs of one call exchange values, and how long they live.
+
+A word has 64 bits: a value, and the tag of the call that wrote it. A program believes a
+word only if the tag is its own call's. So nothing is cleared between calls. Two calls
+that use the same words at once take longer, and both are right.
+
+- A stream has words of its own, which its first call makes. Calls on one stream run one
+  after the other, whichever threads make them, so they share the words. CUDA gives the
+  default streams of all threads one handle; there, each thread has words of its own.
+- A call that needs more words than there are, or finds no tag left, makes new ones. The
+  old words are kept, because earlier calls may still use them. Sizes are powers of two,
+  so the words that were outgrown are fewer, together, than the new ones.
+- Words are never taken from a memory pool that a caller has set up: see `zeros_apart`.
+- A call that a CUDA graph captures gets words for itself. Their memory is the graph's,
+  and serves other calls of the graph too, so every replay clears the words first. Two
+  graphs share no words, and may be replayed side by side.
+
+Weighed: words of each call's own, as `torch.compile` makes for its kernels. Clearing
+them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
+workspaces for each stream, as here.
+"""
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import triton
+
+from kernels.lab import backend
+
+LAST_TAG = 2**31 - 1  # tags are 1 to this; 0 is what a cleared word holds
+PER_THREAD = 2  # the handle of the default stream that each thread has for itself
+
+
+def take(n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
+    """Returns words for one call on the current stream of a device, and the call's tag.
+
+    Args:
+        n_words: how many words the call needs.
+        device: where the call will run.
+
+    Returns:
+        At least n_words words (int64), in which no word carries the tag.
+    """
+    if backend.INTERPRETED or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(n_words, dtype=torch.int64, device=device), 1
+    stream = triton.runtime.driver.active.get_current_stream(device.index)
+    thread = threading.get_ident() if stream == PER_THREAD else 0
+    key = device.index, stream, thread
+    found = _streams.get(key) or _streams.setdefault(key, StreamWords())
+    return found.take(n_words, device)
+
+
+class StreamWords:
+    """The words that the calls on one stream share, and the tags that are left.
+
+    Threads may call at the same time. So words, size and tags are replaced together,
+    and a call reads all three at once. So no two calls on one word have the same tag.
+    """
+
+    def __init__(self) -> None:
+        self.current = torch.empty(0, dtype=torch.int64), 0, itertools.count(1)
+        self.outgrown: list[torch.Tensor] = []
+        self.lock = threading.Lock()
+
+    def take(self, n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
+        """See `take` of this module."""
+        words, size, tags = self.current
+        tag = next(tags)
+        if n_words <= size and tag <= LAST_TAG:
+            return words, tag
+        with self.lock:
+            words, size, tags = self.current  # another thread may have made new ones
+            tag = next(tags)
+            if n_words > size or tag > LAST_TAG:
+                self.outgrown.append(words)
+                size = triton.next_power_of_2(max(n_words, size))
+                words, tags = zeros_apart(size, device), itertools.count(1)
+                tag = next(tags)
+                self.current = words, size, tags
+            return words, tag
+
+
+_streams: dict[tuple[int, int, int], StreamWords] = {}
+"""By the device, the stream's handle, and the thread where the handle is PER_THREAD."""
+
+
+def zeros_apart(n_words: int, device: torch.device) -> torch.Tensor:
+    """Returns zeroed words from PyTorch's common pool, for use on the current stream.
+
+    A caller may send the allocations of a thread or a stream to a pool of its own, as
+    `torch.compile(mode="reduce-overhead")` and `torch.cuda.use_mem_pool` do. What is
+    kept must not lie there. So another thread allocates, on another stream.
+    """
+
+    def zeros() -> tuple[torch.Tensor, torch.cuda.Stream]:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            return torch.zeros(n_words, dtype=torch.int64, device=device), stream
+
+    with ThreadPoolExecutor(1) as other_thread:
+        words, stream = other_thread.submit(zeros).result()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return words

@@ -1,0 +1,528 @@
+"""The gradient of a softmax: right in tiles, in unaligned rows and in shared rows."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kernels
+from kernels import cooperative, gradient
+from kernels.gradient import Config, softmax_backward
+from kernels.lab import backend, compile, gpu, meter, occupancy
+from kernels.lab import launch as launch_module
+from kernels.lab.compile import Compiled
+from tests.helpers import matrix, patched
+
+INF, NAN = float("inf"), float("nan")
+SINGLE, HALF = torch.float32, torch.bfloat16
+TAG = 7
+
+# How far a value may be off, as a share of |y| (|g| + sum |g y|): the terms that are
+# added may cancel. float16 also flushes what is far below its smallest number.
+RELATIVE = {torch.float32: 2.0**-19, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+ABSOLUTE = {torch.float32: 1e-37, torch.float16: 1e-7, torch.bfloat16: 1e-37}
+
+
+def inputs(
+    n_rows: int, n_cols: int, dtype: torch.dtype = SINGLE, *, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A gradient, and the result of a softmax, on the device that kernels run on."""
+    y = torch.softmax(matrix(n_rows, n_cols, seed=seed), 1).to(dtype)
+    return matrix(n_rows, n_cols, dtype, seed=seed + 1), y
+
+
+def assert_right(
+    x: torch.Tensor, g: torch.Tensor, y: torch.Tensor, dim: int = -1
+) -> None:
+    """Asserts that x is the gradient for g and y, NaN where float64 has it."""
+    assert (x.shape, x.device, x.is_contiguous()) == (y.shape, y.device, True)
+    g64, y64 = g.double(), y.double()
+    products = g64 * y64
+    expected = products - y64 * products.sum(dim, keepdim=True)
+    scale = y64 * (g64.abs() + products.abs().sum(dim, keepdim=True))
+    allowed = RELATIVE[x.dtype] * scale + ABSOLUTE[x.dtype]
+    near = (x.double() - expected).abs() <= allowed
+    assert (near | (x.isnan() & expected.isnan())).all()
+
+
+def in_config(g: torch.Tensor, y: torch.Tensor, config: Config) -> torch.Tensor:
+    """The gradient by a launch of this configuration."""
+    output = torch.full_like(y, 7.0)
+    gradient.launch_for(output, g, y, config)(output, g, y)
+    return output
+
+
+def parts_of(n_cols: int, block_cols: int, element_size: int) -> Config:
+    """A configuration of parts so narrow, whose rows may start anywhere."""
+    vector = 16 // element_size
+    n_parts = triton.cdiv(n_cols // vector * vector, block_cols)
+    block_parts = max(32, triton.next_power_of_2(n_parts)) if n_parts > 1 else 1
+    return Config(1, block_cols, block_parts, vector, n_cols % vector > 0, 50, 1)
+
+
+def by_parts(g: torch.Tensor, y: torch.Tensor, block_cols: int = 16) -> torch.Tensor:
+    """In the interpreter, no program but the last of a row finds its partners."""
+    return in_config(g, y, parts_of(y.shape[1], block_cols, y.element_size()))
+
+
+class Call:
+    """A call on shared rows with words of its own, which may be launched again."""
+
+    def __init__(self, n_rows: int, n_cols: int, block_cols: int = 16) -> None:
+        self.g, self.y = inputs(n_rows, n_cols)
+        self.output = torch.full_like(self.y, 7.0)
+        tensors = self.output, self.g, self.y
+        config = parts_of(n_cols, block_cols, self.y.element_size())
+        self.prepared = gradient.launch_for(*tensors, config)
+        self.n_words = self.prepared.workspace.n_words
+        self.words = torch.zeros(self.n_words, dtype=torch.int64, device=self.y.device)
+
+    def launch(self, tag: int = TAG, n_programs: int | None = None) -> torch.Tensor:
+        """Launches all programs, or the first n_programs; returns the output."""
+        launch = self.prepared
+        args = self.output, self.g, self.y, self.words, tag, *launch.scalars
+        launch.kernel[(n_programs or launch.grid[0],)](*args, **launch.constants)
+        return self.output
+
+
+# ---- the values ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+@pytest.mark.parametrize(
+    "n_cols", [1, 2, 3, 4, 5, 8, 31, 33, 63, 64, 66, 100, 129, 257, 781, 1024, 2049]
+)
+def test_is_right(n_cols, dtype):
+    for n_rows in (1, 3, 37):
+        g, y = inputs(n_rows, n_cols, dtype)
+        assert_right(softmax_backward(g, y), g, y)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("n_cols", [8192, 8193, 10_001, 16_384, 20_001, 50_257])
+def test_is_right_for_long_rows(n_cols, dtype):
+    g, y = inputs(2, n_cols, dtype)
+    assert_right(softmax_backward(g, y), g, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "n_cols", [8191, 16_385, 50_257, 65_536, 131_071, 262_144, 2**20 + 1, 5_000_000]
+)
+def test_is_right_for_rows_that_many_programs_share(n_cols):
+    for dtype, n_rows in itertools.product(backend.DTYPES, (1, 7, 70)):
+        if n_rows * n_cols > 2**26:
+            continue
+        g, y = inputs(n_rows, n_cols, dtype)
+        x = softmax_backward(g, y)
+        assert_right(x, g, y)
+        assert torch.equal(x, softmax_backward(g, y))  # in every run
+
+
+@pytest.mark.gpu
+def test_is_right_for_more_parts_than_the_gpu_runs_at_once():
+    g, y = inputs(1, 20_000_001)
+    assert_right(softmax_backward(g, y), g, y)
+
+
+@pytest.mark.gpu
+def test_beyond_32_bit_offsets():
+    n_rows, n_cols = 2**31 // 1001 + 2, 1001
+    if gpu.free_bytes() < 16e9:
+        pytest.skip("needs 16 GB of free GPU memory")
+    y = torch.full((n_rows, n_cols), 1 / n_cols, dtype=HALF, device=backend.DEVICE)
+    g = torch.zeros_like(y)
+    g[-1, -1] = 5
+    x = softmax_backward(g, y)
+    assert_right(x[-2:], g[-2:], y[-2:])
+
+
+def test_agrees_with_pytorch():
+    for n_rows, n_cols in ((3, 64), (5, 33), (2, 9001)):
+        g, y = inputs(n_rows, n_cols)
+        x = torch.ops.aten._softmax_backward_data(g, y, 1, SINGLE)
+        torch.testing.assert_close(softmax_backward(g, y), x, rtol=1e-4, atol=1e-6)
+
+
+def test_is_the_derivative_of_softmax():
+    x = matrix(3, 33).double().requires_grad_()
+    y = torch.softmax(x, 1)
+    g = matrix(3, 33, seed=1)
+    (expected,) = torch.autograd.grad(y, x, g.double())
+    got = softmax_backward(g, y.detach().float())
+    torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_cols", [40, 33, 2050])
+def test_nan_stays_in_its_row(n_cols):
+    """A row of -inf has the softmax NaN, as in PyTorch."""
+    g, _ = inputs(5, n_cols)
+    x = matrix(5, n_cols)
+    x[1] = -INF
+    x[3, 2] = NAN
+    y = kernels.softmax(x)
+    assert_right(softmax_backward(g, y), g, y)
+    g[4, n_cols - 1] = INF
+    got = softmax_backward(g, y)
+    right = torch.ops.aten._softmax_backward_data(g, y, 1, SINGLE)
+    assert torch.equal(got.isnan(), right.isnan())
+
+
+def test_tiny_and_huge_gradients():
+    _, y = inputs(3, 70)
+    for scale in (1e-30, 1e30):
+        g = matrix(3, 70, seed=1) * scale
+        assert_right(softmax_backward(g, y), g, y)
+
+
+def test_a_constant_gradient_is_lost():
+    """Adding a constant to a row of x changes nothing, so no gradient can ask for it.
+
+    What remains is rounding.
+    """
+    _, y = inputs(5, 300)
+    x = softmax_backward(torch.full_like(y, 3.0), y)
+    assert (x.abs() <= 2.0**-20 * y).all()
+
+
+# ---- shapes, strides, dtypes ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.t().contiguous().t(),
+        lambda t: torch.stack([t, t], dim=2)[:, :, 0],
+        lambda t: torch.cat([t, t], dim=1)[:, : t.shape[1]],
+        lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape),
+        lambda t: t[:1].expand(len(t), -1),
+    ],
+    ids=["transposed", "strided", "sliced", "offset", "expanded"],
+)
+def test_any_strides(view):
+    g, y = inputs(6, 33)
+    for of_g, of_y in ((view, torch.clone), (torch.clone, view), (view, view)):
+        views = of_g(g), of_y(y)
+        assert_right(softmax_backward(*views), *views)
+
+
+@pytest.mark.parametrize("dim", [-3, -2, -1, 0, 1, 2])
+def test_any_dimension(dim):
+    g = matrix(30, 7).view(5, 6, 7)
+    y = torch.softmax(matrix(30, 7, seed=1).view(5, 6, 7), dim)
+    assert_right(softmax_backward(g, y, dim), g, y, dim)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (2, 3, 4, 5), (3, 1), (4, 5, 1)])
+def test_any_rank(shape):
+    generator = torch.Generator().manual_seed(0)
+    g, x = (torch.randn(shape, generator=generator).to(backend.DEVICE) for _ in "gx")
+    for dim in range(-len(shape), len(shape)):
+        y = torch.softmax(x, dim)
+        assert_right(softmax_backward(g, y, dim), g, y, dim)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (3, 0, 4)])
+def test_empty_gives_empty(shape):
+    for dtype in (*backend.DTYPES, torch.float64):
+        y = torch.empty(shape, dtype=dtype, device=backend.DEVICE)
+        x = softmax_backward(y, y, 0, torch.float32)
+        assert (x.shape, x.dtype) == (y.shape, torch.float32)
+
+
+def test_float64_is_computed_in_float64():
+    y = torch.softmax(matrix(3, 40, torch.float64), 1)
+    g = matrix(3, 40, torch.float64, seed=1)
+    expected = y * (g - (g * y).sum(1, keepdim=True))
+    torch.testing.assert_close(softmax_backward(g, y), expected, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("n_cols", [33, 64, 1001])
+@pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE, torch.float64])
+@pytest.mark.parametrize("of_y", [torch.float16, HALF, SINGLE])
+def test_the_result_may_have_another_dtype(of_y, dtype, n_cols):
+    """As where softmax(x, dtype=float32) is the way forth for a bfloat16 x."""
+    g, y = inputs(3, n_cols, of_y)
+    x = softmax_backward(g, y, 1, dtype)
+    assert x.dtype == dtype
+    expected = softmax_backward(g, y, 1).to(dtype)
+    tolerance = max(torch.finfo(t).eps for t in (of_y, dtype))
+    if backend.INTERPRETED:
+        tolerance *= 2  # there, bfloat16 is truncated
+    torch.testing.assert_close(x, expected, rtol=tolerance, atol=1e-6)
+
+
+# ---- derivatives ---------------------------------------------------------------------
+
+
+def doubles() -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.softmax(matrix(3, 5, torch.float64, scale=1.0), 1)
+    g = matrix(3, 5, torch.float64, seed=1, scale=1.0)
+    return g.requires_grad_(), y.requires_grad_()
+
+
+def test_gradcheck():
+    assert torch.autograd.gradcheck(softmax_backward, doubles())
+    assert torch.autograd.gradgradcheck(softmax_backward, doubles())
+
+
+def test_derivatives_by_the_kernel_are_those_of_the_formula():
+    """`gradcheck` takes float64, which PyTorch's kernel computes. This is float32."""
+    for n_rows, n_cols in ((3, 33), (2, 9001)):
+        g, y = (t.requires_grad_() for t in inputs(n_rows, n_cols))
+        outer = matrix(n_rows, n_cols, seed=5).requires_grad_()
+        got = torch.autograd.grad(softmax_backward(g, y), (g, y), outer)
+        by_formula = y * (g - (g * y).sum(1, keepdim=True))
+        expected = torch.autograd.grad(by_formula, (g, y), outer)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_the_derivative_by_the_gradient_is_the_kernel_again():
+    g, y = inputs(3, 33)
+    x = softmax_backward(g.requires_grad_(), y)
+    outer = matrix(3, 33, seed=5)
+    (for_g,) = torch.autograd.grad(x, g, outer)
+    assert torch.equal(for_g, softmax_backward(outer, y))
+
+
+# ---- what is moved -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("n_cols", [1, 7, 33, 64, 100, 1001])
+def test_moves_three_values_for_each(n_cols, dtype):
+    moved = meter.count(softmax_backward, *inputs(3, n_cols, dtype))
+    assert moved.values[:2] == (2 * 3 * n_cols, 3 * n_cols)
+    assert moved.bytes == 3 * 3 * n_cols * dtype.itemsize
+
+
+def launched_twice(n_cols: int) -> None:
+    call = Call(2, n_cols)
+    call.launch()
+    call.launch()
+
+
+@pytest.mark.parametrize("n_cols", [64, 69])
+def test_shared_rows_move_no_more_if_partners_are_there(n_cols):
+    n_parts = Call(2, n_cols).n_words // 2
+    traffic = meter.count(launched_twice, n_cols)
+    *_, launch = (op for op in traffic.rows if op.grid)
+    moved = launch.read_values, launch.written_values
+    assert moved == (2 * 2 * n_cols, 2 * n_cols)
+    words = 2 * n_parts
+    assert launch.written_indices == words
+    assert launch.read_indices == words + words * n_parts  # swapped out; looked at once
+
+
+# ---- shared rows ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_cols", [17, 31, 32, 33, 63, 64, 65, 70, 301])
+@pytest.mark.parametrize("dtype", [SINGLE, torch.float16])
+def test_parts_that_are_no_whole_rows(n_cols, dtype):
+    g, y = inputs(3, n_cols, dtype)
+    assert_right(by_parts(g, y), g, y)
+
+
+@pytest.mark.parametrize("n_cols", [96, 101])
+@pytest.mark.parametrize("absent", [1, 2, 5])
+def test_programs_without_partners_end_and_are_right(absent, n_cols):
+    """They compute the sums of the parts whose programs do not come."""
+    call = Call(3, n_cols)
+    n_parts = call.n_words // 3
+    x = call.launch(n_programs=3 * n_parts - absent)
+    assert_right(x[:2], call.g[:2], call.y[:2])
+    whole = softmax_backward(call.g, call.y)
+    done = (n_parts - absent) * 16
+    torch.testing.assert_close(x[2, :done], whole[2, :done], rtol=1e-5, atol=1e-7)
+
+
+def test_the_same_bits_whoever_computes_the_parts():
+    call = Call(3, 101)
+    helped = call.launch().clone()  # in the interpreter; on a GPU, perhaps
+    partnered = call.launch()
+    assert torch.equal(helped, partnered)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("n_cols", [50_257, 131_072])
+def test_the_same_bits_with_patience_and_without(n_cols, dtype):
+    g, y = inputs(70, n_cols, dtype)
+    config = gradient.choose_config(70, n_cols, y.element_size())
+    configs = [dataclasses.replace(config, patience=n) for n in (1, 3, 1000)]
+    first, *others = (in_config(g, y, config) for config in configs)
+    assert all(torch.equal(first, other) for other in others)
+
+
+def words_of(value: float, n_words: int, tag: int) -> torch.Tensor:
+    bits = torch.full((n_words,), value).view(torch.int32).to(torch.int64)
+    return ((bits << 32) | tag).to(backend.DEVICE)
+
+
+@pytest.mark.parametrize("tag", [0, TAG - 1, TAG + 1, 2**31 - 1])
+def test_words_of_another_call_are_not_taken(tag):
+    call = Call(3, 70)
+    call.words.copy_(words_of(1e9, call.n_words, tag))
+    assert_right(call.launch(), call.g, call.y)
+
+
+def test_words_of_this_call_are_taken():
+    call = Call(1, 64)
+    call.words.copy_(words_of(1e9, call.n_words, TAG))
+    x = call.launch(n_programs=1)  # alone, among words that it must believe
+    assert (x[0, :16] < -1e5 * call.y[0, :16]).all()
+
+
+# ---- the configuration ---------------------------------------------------------------
+
+LENGTHS = [*range(1, 1100), 4104, 8191, 8192, 8193, 16_385, 24_000, 50_257, 262_144]
+
+
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_configs_hold_their_rows(element_size):
+    for n_cols, n_rows in itertools.product(LENGTHS, (1, 10_000)):
+        config = gradient.choose_config(n_rows, n_cols, element_size)
+        y = torch.empty(n_rows, n_cols, dtype=SINGLE, device="meta")
+        n_parts = gradient.launch_for(y, y, y, config).scalars[-1]
+        body = n_cols // config.vector * config.vector
+        assert n_parts * config.block_cols >= body
+        assert (n_parts - 1) * config.block_cols < max(body, 1)
+        assert config.edges or n_cols == body
+        assert config.block_parts >= n_parts
+        assert (config.block_parts == 1) == (n_parts == 1)
+        assert config.rows == 1 or n_parts == 1
+        numbers = config.rows, config.block_cols, config.num_warps, config.block_parts
+        for number in numbers:
+            assert number == triton.next_power_of_2(number) > 0
+        assert config.num_warps <= 32
+
+
+def test_programs_wait_only_where_all_parts_of_a_row_run_at_once(monkeypatch):
+    for sms, threads in ((132, 2048), (40, 1024), (20, 2048)):
+        sizes = sms, threads
+        monkeypatch.setattr(launch_module, "sms_and_threads", lambda sizes=sizes: sizes)
+        for n_cols in (10**4, 10**5, 10**6, 3 * 10**6, 10**7):
+            config = gradient.choose_config(100, n_cols, 4)
+            n_parts = triton.cdiv(n_cols, config.block_cols)
+            held = min(threads, 65536 // config.maxnreg) // (32 * config.num_warps)
+            waits = config.patience == cooperative.PATIENCE
+            assert waits == (n_parts <= sms * held)
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+@pytest.mark.parametrize("n_cols", [64, 33, 20_001])
+def test_a_launch_needs_no_memory(dtype, n_cols):
+    g, y = inputs(2, n_cols, dtype)
+    ghost = torch.empty(2, n_cols, dtype=dtype, device="meta")
+    launch = gradient.launch_for(ghost, ghost, ghost)
+    assert launch == gradient.launch_for(torch.empty_like(y), g, y)
+
+
+# ---- what the compiler makes of it ---------------------------------------------------
+
+
+def compiled(n_cols: int, dtype: torch.dtype, gpu: str = "H200") -> Compiled:
+    y = torch.empty(4096, n_cols, dtype=dtype, device="meta")
+    return compile.aot(gradient.launch_for(y, y, y), gpu=gpu)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("n_cols", [1024, 1001, 8191, 65_536, 50_257])
+def test_rows_are_moved_in_16_bytes_and_nothing_is_spilled(n_cols, dtype):
+    made = compiled(n_cols, dtype)
+    for move in ("ld", "st"):
+        assert made.count(rf"{move}\.global\S*\.v4\.b32") > 0
+    assert made.spills == 0
+
+
+def test_edges_of_short_rows_are_computed_once():
+    """Two warps have 16 rows of 64 values and 8 places for edges: 2 places a thread."""
+    y = torch.empty(4096, 63, dtype=HALF, device="meta")
+    config = Config(16, 64, 1, 4, True, 1, 2)
+    made = compile.aot(gradient.launch_for(y, y, y, config))
+    assert made.count(r"ld\.global\S*\.b16") == 2 * 2 * 16 * 8 // 64 // 2
+    assert made.count(r"st\.global\S*\.b16") == 16 * 8 // 64
+
+
+def test_lengths_of_one_class_share_a_kernel():
+    """Lengths that any row may have, from 1 to a million."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = 10 ** (6 * torch.rand(970, generator=generator))
+    launches = set()
+    for n_cols in lengths.int().tolist():
+        n_rows = max(1, 2**28 // (4 * n_cols))
+        config = gradient.choose_config(n_rows, n_cols, 4)
+        n_parts = triton.cdiv(n_cols, config.block_cols)
+        launches.add((config, n_parts == 1))
+    assert len(launches) <= 40
+
+
+@pytest.mark.parametrize(
+    "name", ["T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090"]
+)
+def test_every_launch_compiles_and_fits_every_gpu(name):
+    launches = []
+    for dtype, n_cols in itertools.product((SINGLE, HALF), (64, 33, 3001, 50_257)):
+        y = torch.empty(64, n_cols, dtype=dtype, device="meta")
+        launches.append(gradient.launch_for(y, y, y))
+    for made in compile.aot_all(launches, gpu=name):
+        assert occupancy.of(made).blocks_per_sm > 0
+
+
+# ---- wrong kernels -------------------------------------------------------------------
+
+
+def without_the_sum(g, y, row_dot):
+    return y.to(tl.float32) * g.to(tl.float32)
+
+
+def with_the_sum_added(g, y, row_dot):
+    return y.to(tl.float32) * (g.to(tl.float32) + row_dot)
+
+
+def of_the_gradient_alone(g, y, AXIS: tl.constexpr):
+    return tl.sum(g.to(tl.float32), axis=AXIS)
+
+
+def filled_with_ones(gradient_ptr, y_ptr, offsets, inside):
+    g = tl.load(gradient_ptr + offsets, inside, other=1.0)
+    return g, tl.load(y_ptr + offsets, inside, other=1.0)
+
+
+def body_that_ends_early(row_start, n_cols, VECTOR: tl.constexpr):
+    head = tl.minimum((-row_start).to(tl.int32) & (VECTOR - 1), n_cols)
+    return head, (n_cols - head - VECTOR) & -VECTOR
+
+
+@pytest.mark.parametrize(
+    ("helper", "wrong"),
+    [
+        ("combine", without_the_sum),
+        ("combine", with_the_sum_added),
+        ("dot", of_the_gradient_alone),
+        ("load_both", filled_with_ones),
+        ("split_row", body_that_ends_early),
+    ],
+)
+def test_a_wrong_kernel_is_caught(helper, wrong):
+    g, y = inputs(5, 33)
+    with patched(gradient, helper, wrong), pytest.raises(AssertionError):
+        assert_right(softmax_backward(g, y), g, y)
+    assert_right(softmax_backward(g, y), g, y)
+
+
+def believing_any_word(words_ptr, tag, n_parts, BLOCK_PARTS):
+    parts = tl.arange(0, BLOCK_PARTS)
+    words = tl.load(words_ptr + parts, mask=parts < n_parts, other=0, volatile=True)
+    return cooperative.unpack(words), parts < 0, 0
+
+
+def test_a_kernel_that_believes_any_word_is_caught():
+    g, y = inputs(3, 70)
+    with patched(gradient, "look", believing_any_word), pytest.raises(AssertionError):
+        assert_right(by_parts(g, y), g, y)
