@@ -68,6 +68,30 @@ def test_diff_shows_what_changes_and_no_docstrings():
     assert repr(show.diff(double, double)) == ""
 
 
+def once(x):
+    y = 2 * x
+    return y
+
+
+def often(x):
+    for _ in range(3):
+        y = 2 * x
+
+    return y
+
+
+def test_a_diff_may_ignore_that_lines_move_into_a_loop():
+    assert len(repr(show.diff(once, often)).splitlines()) == 9
+    assert repr(show.diff(once, often, indentation=False)).splitlines()[2:] == [
+        "-def once(x):",
+        "+def often(x):",
+        "+    for _ in range(3):",
+        "         y = 2 * x",
+        "+",
+        "     return y",
+    ]
+
+
 # ---- tables --------------------------------------------------------------------------
 
 ROWS = [["copy", 32, 4250.4], ["a<b", 1024, 7.25], ["none", 1, None]]
