@@ -31,13 +31,14 @@ class Code:
         return f"{fence}{self.language}\n{self.text}\n{fence}"
 
 
-def source(function: Callable) -> Code:
-    """The source of a function or a kernel, with its docstring.
+def source(function: Callable, *, docstring: bool = True) -> Code:
+    """The source of a function or a kernel, with its docstring or without.
 
     Raises:
         TypeError: function is no Python function, or its source cannot be read.
     """
-    return Code(_source(function), "python")
+    text = _source(function)
+    return Code(text if docstring else _without_docstring(text), "python")
 
 
 def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:

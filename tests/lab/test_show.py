@@ -41,6 +41,12 @@ def test_source_shows_a_kernel_as_its_module_has_it():
     assert repr(show.source(tuned)) == text
 
 
+def test_source_without_its_docstring_keeps_every_other_line():
+    text = repr(show.source(double))
+    shorter = repr(show.source(double, docstring=False))
+    assert shorter == text.replace('    """Doubles a block."""\n', "")
+
+
 @pytest.mark.parametrize("unreadable", [len, 3])
 def test_source_refuses_what_has_none(unreadable):
     with pytest.raises(TypeError, match="source can be read, got"):
