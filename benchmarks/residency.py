@@ -60,6 +60,29 @@ def ask_driver() -> list[dict[str, Any]]:
     return occupancy.table(launches())
 
 
+def usual_answers(asked: pd.DataFrame) -> str:
+    """Says how often the usual formula gives the driver's answer.
+
+    The formula divides the registers by those of a block, and the shared memory that a
+    block may have by that of a block, and takes the smaller.
+
+    Args:
+        asked: from `ask_driver`.
+
+    Source: Triton's tutorial 2, fused softmax.
+    """
+    uses = asked[asked["shared_bytes"] > 0]
+    on = gpu.of(asked["gpu"].iloc[0])
+    by_registers = on.registers_per_sm // (uses["registers"] * 32 * uses["num_warps"])
+    by_shared = on.shared_per_block // uses["shared_bytes"]
+    usual = by_registers.clip(upper=by_shared)
+    too_many = (usual > uses["blocks_per_sm_driver"]).sum()
+    return (
+        f"the usual formula divides by zero for {len(asked) - len(uses)} of "
+        f"{len(asked)} kernels, and promises too much for {too_many}"
+    )
+
+
 # ---- how long a load takes -----------------------------------------------------------
 
 LINKS = 4096  # 4 KiB apart: 16 MiB

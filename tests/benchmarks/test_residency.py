@@ -48,6 +48,14 @@ def test_the_launches_compile_with_their_options():
         assert occupancy.of(kernel, gpu.named("H200")).blocks_per_sm >= 1
 
 
+def test_the_usual_formula_fails_where_it_divides_by_zero_or_forgets_a_limit():
+    columns = ["num_warps", "registers", "shared_bytes", "blocks_per_sm_driver"]
+    rows = [(1, 30, 0, 32), (4, 21, 16, 16), (8, 64, 8192, 4)]
+    asked = pd.DataFrame(rows, columns=columns).assign(gpu="NVIDIA H200")
+    said = residency.usual_answers(asked)
+    assert "by zero for 1 of 3 kernels, and promises too much for 1" in said
+
+
 # ---- how long a load takes, and a program lives --------------------------------------
 
 
