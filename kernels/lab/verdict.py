@@ -100,9 +100,11 @@ def _tree(function: types.FunctionType) -> ast.FunctionDef | None:
 
 def raised(error: Exception, function: Any) -> str:
     """Describes an exception: its type, the line of the learner's code, its message."""
-    cause = error.__cause__ if error.__cause__ is not None else error
-    kind, line = type(cause).__name__, None
-    if hasattr(cause, "node") and hasattr(cause, "src"):  # Triton's compiler raised it
+    cause, line = error, None
+    if not hasattr(error, "src") and error.__cause__ is not None:
+        cause = error.__cause__  # the interpreter wraps what a kernel raises
+    kind = type(cause).__name__
+    if hasattr(cause, "src"):  # a CompilationError
         words = cause.error_message or _last_line(str(cause))
         if cause.node is not None and cause.src:
             line = cause.src.splitlines()[cause.node.lineno - 1]
@@ -426,10 +428,11 @@ class Summary:
             f"  values   {kinds}",
         ]
         if backend.INTERPRETED and torch.bfloat16 in self.dtypes:
-            lines.append(
+            said = (
                 "The interpreter converts float32 to bfloat16 by truncation, not by "
                 "rounding, so bfloat16's tolerance is doubled here."
             )
+            lines.append(textwrap.fill(said, 80))
         return "\n".join(lines)
 
     __repr__ = __str__

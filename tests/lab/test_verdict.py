@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import check, verdict
+from kernels.lab import check, compile, verdict
 from tests.lab.test_check import (
     FLAWED_KERNELS,
     ignores_the_offset,
@@ -147,6 +147,20 @@ def launches(kernel, *arguments, **constants):
 )
 def test_exception_becomes_a_sentence(function, words, capsys):
     assert words in said(function, capsys, max_cols=2000)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        (nameless_kernel, "NameError('nowhere is not defined'), in the line `y = tl."),
+        (ragged_kernel, "index 0: 8 and 16'), in the line `y = tl.arange(0, BLOCK)"),
+    ],
+)
+def test_compilers_error_names_the_kernels_line(kernel, words):
+    with pytest.raises(triton.CompilationError) as raised:
+        compile.aot(kernel, compile.pointer(torch.float32), BLOCK=8)
+    said = verdict.raised(raised.value, kernel)
+    assert said.startswith("CompilationError: ") and words in said
 
 
 def test_exception_without_words():
