@@ -38,7 +38,7 @@ def eights_kernel(output_ptr, input_ptr, n_eights, BLOCK_COLS: tl.constexpr):
         BLOCK_COLS: n_cols rounded up to a power of two.
     """
     n_cols = n_eights * 8  # now the compiler knows that 8 divides n_cols
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0)
     cols = tl.arange(0, BLOCK_COLS)
     inside = cols < n_cols
     # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
