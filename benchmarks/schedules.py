@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from kernels import persistent
-from kernels.lab import backend, clock, gpu, occupancy
+from kernels.lab import backend, clock, compile, gpu, occupancy
 from kernels.lab.launch import Launch, Pointer, pointer_to
 
 IN_INTERPRETER = 4  # programs: it runs them one after another, and a few show the loop
@@ -158,8 +158,8 @@ def populations(observed: pd.DataFrame) -> pd.DataFrame:
         observed: rows of `timeline`.
 
     Returns:
-        A row for each group: the number of its SMs, their numbers, when they end with 1
-        program for each slot, and how many rows they take with 16.
+        A row for each group, "early" and "late": how many SMs, their numbers, when they
+        end with 1 program for each slot, and how many rows they take with 16.
     """
     staying, queued = (
         observed[observed["programs_per_slot"] == n].set_index("sm") for n in (1, 16)
@@ -174,24 +174,23 @@ def populations(observed: pd.DataFrame) -> pd.DataFrame:
             {
                 "SMs that end": name,
                 "how many": len(sms),
-                "their numbers": spans(sms),
+                "their numbers": spans(sms) if name == "early" else "the others",
                 "1 per slot: done after, µs": f"{done.min():.0f} to {done.max():.0f}",
                 "16 per slot: rows": f"{taken.min()} to {taken.max()}",
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).set_index("SMs that end")
 
 
 def spans(numbers: Iterable[int]) -> str:
-    """Whole numbers as text, neighbours as "3–5"; after three spans only "…"."""
+    """Whole numbers as text, neighbours as "3–5"."""
     found: list[list[int]] = []
     for number in sorted(numbers):
         if found and number == found[-1][1] + 1:
             found[-1][1] = number
         else:
             found.append([number, number])
-    words = [f"{a}–{b}" if a < b else f"{a}" for a, b in found]
-    return ", ".join(words[:3] + ["…"] * (len(words) > 3))
+    return ", ".join(f"{a}–{b}" if a < b else f"{a}" for a, b in found)
 
 
 # ---- a queue in memory ---------------------------------------------------------------
@@ -243,6 +242,30 @@ def queued(x: torch.Tensor) -> torch.Tensor:
     options = {"BLOCK": config.block_cols, "num_warps": config.num_warps}
     queue_kernel[(min(fit, len(x)),)](counter(), output, x, *shape, **options)
     return output
+
+
+def fits(n_cols: int, on: str = "H200") -> dict[str, int]:
+    """How many programs fit on an SM, of the queue's kernel and of the chapter's.
+
+    Args:
+        n_cols: of contiguous float32 rows, launched as `choose_config` chooses.
+        on: the name of the GPU.
+    """
+    config = persistent.choose_config(n_cols, 4)
+    x, sizes = compile.pointer(torch.float32), (2**26 // n_cols, n_cols)
+    queue = compile.aot(
+        queue_kernel,
+        compile.pointer(torch.int32),
+        *(x, x, *sizes, config.block_cols),
+        num_warps=config.num_warps,
+        gpu=on,
+    )
+    strides = (n_cols, 1, n_cols, 1)
+    loop = compile.aot(
+        persistent.softmax_kernel, x, x, *strides, *sizes, gpu=on, **config.constants
+    )
+    kernels = {"queue_kernel": queue, "persistent.softmax_kernel": loop}
+    return {name: occupancy.of(made).blocks_per_sm for name, made in kernels.items()}
 
 
 @triton.jit

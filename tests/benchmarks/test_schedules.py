@@ -79,9 +79,9 @@ OBSERVED = pd.DataFrame(
 
 
 def test_two_populations_are_divided_at_the_largest_gap():
-    early, late = schedules.populations(OBSERVED).to_dict("records")
-    assert list(early.values()) == ["early", 2, "1–2", "98 to 99", "79 to 80"]
-    assert list(late.values()) == ["late", 2, "0, 5", "128 to 130", "51 to 66"]
+    found = schedules.populations(OBSERVED)
+    assert list(found.loc["early"]) == [2, "1–2", "98 to 99", "79 to 80"]
+    assert list(found.loc["late"]) == [2, "the others", "128 to 130", "51 to 66"]
 
 
 def test_the_clocks_step_divides_every_time():
@@ -92,7 +92,7 @@ def test_the_clocks_step_divides_every_time():
 
 @pytest.mark.parametrize(
     ("numbers", "said"),
-    [([3], "3"), ([5, 4, 3, 9], "3–5, 9"), ([1, 3, 5, 7], "1, 3, 5, …"), ([], "")],
+    [([3], "3"), ([5, 4, 3, 9], "3–5, 9"), ([1, 3, 5, 7], "1, 3, 5, 7"), ([], "")],
 )
 def test_neighbours_are_named_as_a_span(numbers, said):
     assert schedules.spans(numbers) == said
@@ -152,6 +152,15 @@ def test_the_queue_is_asked_about_with_its_own_sizes(monkeypatch):
     assert kernel is schedules.queue_kernel
     assert (pointers[0], pointers[2]) == (Pointer(torch.int32), pointer_to(x))
     assert (scalars, block, num_warps) == ((9, 40), 64, config.num_warps)
+
+
+def test_another_kernel_fits_in_another_number():
+    made = compile.aot(
+        schedules.queue_kernel, *POINTERS, 65536, 1024, 1024, num_warps=2
+    )
+    found = schedules.fits(1024)
+    assert found["queue_kernel"] == occupancy.of(made).blocks_per_sm
+    assert found["queue_kernel"] < found["persistent.softmax_kernel"] <= 32
 
 
 def test_draws_alone_draw_as_often_and_leave_the_counter_ready():
