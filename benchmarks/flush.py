@@ -9,10 +9,10 @@ and the copy, at seven shapes of 0.3 to 268 MB. If a safeguard were needed for a
 provider, its medians with and without it would differ.
 
 `dram` writes flush_dram.csv. It needs the permission to read counters. Chapter `online`
-empties L2 and then counts the DRAM bytes of its kernels. One kernel, which has no hints
-and runs after kernels with hints, reads 0.88 of its matrix from DRAM. Each row of the
-file is a kernel on a matrix of its own, after other kernels on the same matrix and one
-kind of flush. The rows separate three explanations:
+empties L2 and then counts the DRAM bytes of its kernels. When that only read 1 GiB, a
+kernel without hints that ran after kernels with hints read 0.88 of its matrix from
+DRAM. Each row of the file is a kernel on a matrix of its own, after other kernels on
+the same matrix and one kind of flush. The rows separate three explanations:
 
 1. Lines that were loaded with `evict_last` survive reading 1 GiB of other values. Then
    `unhinted` and `sum` read less than the matrix after `hinted`, and the whole matrix

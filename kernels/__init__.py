@@ -35,24 +35,15 @@ from kernels.fastest import softmax  # noqa: E402 - after the world is chosen
 
 del _backend
 
-# The registry has another package named `kernels`: Hugging Face's. Code that asks this
-# package for one of its names gets a sentence that says which package it has found.
-_HUGGING_FACE = (
-    *("Device", "FuncRepository", "LayerRepository", "LocalLayerRepository", "Mode"),
-    *("LocalFuncRepository", "LockedLayerRepository", "get_kernel", "kernelize"),
-    *("get_local_kernel", "get_locked_kernel", "has_kernel", "load_kernel"),
-    *("register_kernel_mapping", "replace_kernel_forward_from_hub"),
-    *("use_kernel_forward_from_hub", "use_kernel_func_from_hub", "use_kernel_mapping"),
-)
-
 
 def __getattr__(name: str) -> object:
-    if name in _HUGGING_FACE:
-        raise ImportError(
+    # The registry has another package named `kernels`: Hugging Face's. Code that asks
+    # this package for one of its names gets a sentence that says which it has found.
+    if name in ("Device", "Mode") or "kernel" in name or name.endswith("Repository"):
+        said = (
             f"{name} is a part of Hugging Face's package 'kernels', but the package of "
             f"that name found here is the course's, in {__path__[0]}; run this outside "
-            "of the course's folder, or import transformers in another process",
-            name=__name__,
-            path=__file__,
+            "of the course's folder, or import transformers in another process"
         )
+        raise ImportError(said, name=__name__, path=__file__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -65,8 +65,11 @@ def pack_fits(pack: int, *matrices: torch.Tensor) -> bool:
 
 def largest_pack(*matrices: torch.Tensor) -> int:
     """The largest pack that fits, of at most 16 bytes: what one instruction moves."""
-    most = 16 // matrices[0].element_size()
-    return next(p for p in PACKS if p <= most and pack_fits(p, *matrices))
+    bits = 16 // matrices[0].element_size()
+    for x in matrices:
+        stride = x.stride(0) if x.shape[0] > 1 else 0
+        bits |= x.shape[1] | stride | x.data_ptr() // x.element_size()
+    return bits & -bits  # the lowest bit: the largest power of two that divides all
 
 
 def lanes_and_packs(n_cols: int, pack: int) -> tuple[int, int]:
@@ -193,8 +196,9 @@ def softmax(
         raise ValueError(
             f"block must be a multiple of 32 from 32 to 1024, or None, got {block!r}"
         )
-    x = x if x.shape[1] == 0 or x.stride(1) == 1 else x.contiguous()
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    n_rows, n_cols = x.shape
+    x = x if n_cols == 0 or x.stride(1) == 1 else x.contiguous()
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
     if pack is not None and not (pack in PACKS and pack_fits(pack, output, x)):
         raise ValueError(
             f"pack must be one of {PACKS} that divides rows, strides and addresses; "
@@ -202,7 +206,6 @@ def softmax(
         )
     if x.numel() == 0:
         return output
-    n_rows, n_cols = x.shape
     most = longest(kernel, x.element_size(), gpu.here()) if kernel else n_cols
     if n_cols > most:
         raise ValueError(
@@ -211,10 +214,7 @@ def softmax(
     pack = pack or largest_pack(output, x)
     nvrtc.require_gpu()
     with torch.cuda.device_of(x):
-        chosen = plan(n_rows, n_cols, x.dtype, pack, kernel, block)
-        strides = output.stride(0), x.stride(0)
-        arguments = output, x, *strides, n_rows, n_cols
-        nvrtc.run(
-            chosen.compiled, chosen.grid, chosen.block, *arguments, shared=chosen.shared
-        )
+        found = plan(n_rows, n_cols, x.dtype, pack, kernel, block)
+        values = output, x, n_cols, x.stride(0), n_rows, n_cols
+        nvrtc.run(found.compiled, found.grid, found.block, *values, shared=found.shared)
     return output

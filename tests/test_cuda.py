@@ -133,6 +133,16 @@ def test_the_pack_divides_rows_and_strides(x, pack):
     assert cuda.largest_pack(meta(4, x.shape[1], x.dtype), x) == pack
 
 
+def test_the_largest_pack_is_the_largest_that_fits():
+    flat = torch.empty(4096, dtype=torch.float16)
+    for n_cols in range(1, 26):
+        for stride in range(n_cols, n_cols + 9):
+            for offset in range(9):
+                x = flat.as_strided((3, n_cols), (stride, 1), offset)
+                fitting = [pack for pack in cuda.PACKS if cuda.pack_fits(pack, x)]
+                assert cuda.largest_pack(x) == fitting[0]
+
+
 def test_the_pack_divides_the_address():
     flat = torch.empty(80)
     for offset, pack in ((0, 4), (1, 1), (2, 2), (4, 4)):
@@ -211,6 +221,22 @@ def test_a_plan_has_blocks_for_all_rows():
     narrow = cuda.plan(1001, 8, torch.float32, 4, "warp", on=H200)
     assert narrow.block == (2, 64) and narrow.grid == 16
     assert cuda.plan(7, 99, torch.float16, 1, "uncached", 96, H200).block == 96
+
+
+def test_registers_leave_room_for_12_warps_of_4096_columns():
+    plan = cuda.plan(4096, 4096, torch.float16, 8, "warp", on=H200)
+    assert 4 * nvrtc.blocks_per_sm(plan.compiled, 128, 0) == 12
+
+
+def test_by_the_gpus_time_float16_rows_are_as_fast_as_a_copy():
+    try:
+        df = record.select(record.recorded("cuda_packs"), dtype=torch.float16)
+    except ValueError:
+        pytest.skip("the crossing is not recorded yet")
+    times = record.pivot(df, "p50_us")
+    for n_cols in (1024, 2048, 4096):
+        chosen = times[f"cuda.{cuda.choose_kernel(n_cols, 8, 2, H200)}.8"]
+        assert times["copy"][n_cols] > 0.95 * chosen[n_cols]
 
 
 def test_thresholds_follow_the_record():

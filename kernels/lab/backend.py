@@ -84,7 +84,6 @@ if INTERPRETED:  # NumPy warns of inf - inf; a GPU makes its NaN in silence
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-
 if os.environ.get("COURSE_GPU_GB") and not INTERPRETED and not obstacle():
     from kernels.lab.description import limit_memory
 
@@ -113,9 +112,9 @@ def require_interpreter() -> None:
 
 def describe(*needs: str) -> str:
     """Says which of the two worlds this is; see `description.describe`."""
-    from kernels.lab import description  # only notebooks and tests need it
+    from kernels.lab.description import describe  # only notebooks and tests need it
 
-    return description.describe(*needs)
+    return describe(*needs)
 
 
 def validate(

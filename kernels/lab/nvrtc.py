@@ -196,17 +196,29 @@ def _with_room(compiled: Compiled, device: int) -> Any:
     return kernel
 
 
-def _kernel(compiled: Compiled, shared: int) -> Any:
-    """The kernel on the current GPU, with the permission that so much memory needs."""
+class _Ready(threading.local):
+    """The GPUs that this thread has a context for: a new thread has none."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_ready = _Ready()
+
+
+def _here() -> int:
+    """The current GPU's number, after this thread was given a context for it."""
     device = triton.runtime.driver.active.get_current_device()
-    if device not in vars(_ready).setdefault("devices", set()):
-        toolkit()[0].Device(device).set_current()  # a new thread has no context yet
+    if device not in _ready.devices:
+        toolkit()[0].Device(device).set_current()
         _ready.devices.add(device)
+    return device
+
+
+def _kernel(compiled: Compiled, shared: int, device: int) -> Any:
+    """The kernel on a GPU, with the permission that so much memory needs."""
     opts_in = compiled.shared + shared > occupancy.DEFAULT_SHARED_PER_BLOCK
     return (_with_room if opts_in else _loaded)(compiled, device)
-
-
-_ready = threading.local()
 
 
 @functools.cache
@@ -215,8 +227,17 @@ def _stream(handle: int) -> Any:
 
 
 @functools.lru_cache(maxsize=4096)
-def _config(grid: int, block: int | tuple[int, ...], shared: int) -> Any:
-    return toolkit()[0].LaunchConfig(grid=grid, block=block, shmem_size=shared)
+def _prepared(
+    compiled: Compiled,
+    grid: int,
+    block: int | tuple[int, ...],
+    shared: int,
+    device: int,
+) -> tuple[Callable[..., None], Any, Any]:
+    """What calls have in common: cuda.core's launch, its configuration, the kernel."""
+    core = toolkit()[0]
+    config = core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
+    return core.launch, config, _kernel(compiled, shared, device)
 
 
 def require_gpu() -> None:
@@ -241,6 +262,9 @@ def run(
 ) -> None:
     """Launches a kernel on PyTorch's current stream.
 
+    What a call has in common with earlier ones is prepared once: the first call of a
+    kernel on a grid takes longer.
+
     Args:
         compiled: the kernel.
         grid: its blocks.
@@ -253,11 +277,12 @@ def run(
         RuntimeError: there is no GPU to run it.
     """
     require_gpu()
-    kernel, config = _kernel(compiled, shared), _config(grid, block, shared)
-    driver = triton.runtime.driver.active  # finds the stream in a tenth of torch's time
-    stream = _stream(driver.get_current_stream(driver.get_current_device()))
-    values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in arguments]
-    toolkit()[0].launch(stream, config, kernel, *values)
+    device = _here()
+    launch, config, kernel = _prepared(compiled, grid, block, shared, device)
+    # Triton's driver finds the stream in a tenth of the time of torch.cuda's function.
+    handle = triton.runtime.driver.active.get_current_stream(device)
+    values = [a if isinstance(a, int) else a.data_ptr() for a in arguments]
+    launch(_stream(handle), config, kernel, *values)
 
 
 def blocks_per_sm(compiled: Compiled, threads: int, shared: int) -> int:
@@ -275,5 +300,5 @@ def blocks_per_sm(compiled: Compiled, threads: int, shared: int) -> int:
         facts = {"num_warps": threads // 32, "registers": compiled.registers}
         shared += compiled.shared
         return occupancy.resident(compiled.gpu, **facts, shared=shared).blocks_per_sm
-    ask = _kernel(compiled, shared).occupancy.max_active_blocks_per_multiprocessor
-    return ask(threads, shared)
+    ask = _kernel(compiled, shared, _here()).occupancy
+    return ask.max_active_blocks_per_multiprocessor(threads, shared)

@@ -1,11 +1,12 @@
 """The experiments of chapter `matmul`: right products, fair turns, full rows."""
 
+import pandas as pd
 import pytest
 import torch
 
 from benchmarks import products
 from kernels import matmul
-from kernels.lab import backend, clock, counters
+from kernels.lab import backend, clock, counters, models, record
 from kernels.lab import products as lab
 
 
@@ -114,3 +115,34 @@ def test_the_clock_of_turns_agrees_with_that_of_the_course():
         clock.device_us(call),
     )
     assert us == pytest.approx(device_us, rel=0.25)
+
+
+# ---- what the chapter says of the H200's record, and no cell of it prints ------------
+
+
+def of_h200(name):
+    return pd.read_csv(record.RECORDED / "nvidia-h200" / f"{name}.csv")
+
+
+def test_a_model_of_half_the_l2_reads_the_counted_bytes_at_4096():
+    counted = of_h200("matmul_orders")
+    for row in counted[counted["size"] == 4096].itertuples():
+        tiles = [models.grouped_tile(p, 32, 16, row.group_m) for p in range(32 * 16)]
+        loads = models.loads_of_tiles(tiles, 4096 // 256, 132, widths=(1, 2))
+        block = 128 * 256 * 2
+        served = models.served_by_lru(loads, 30 * 2**20 // block)
+        predicted = block * served.count(False)
+        assert predicted == pytest.approx(row.dram_read_bytes, rel=0.03)
+
+
+def test_fewer_sectors_reach_l2_than_the_programs_load_at_4096():
+    counted = of_h200("matmul_orders")
+    assert (counted["l2_sectors"][counted["size"] == 4096] < 512 * 64 * 1536).all()
+
+
+def test_fusing_gains_nothing_at_256():
+    times = of_h200("matmul")
+    us = times[(times["n"] == 256) & (times["dtype"] == "bfloat16")]
+    us = us.set_index("provider")["us"]
+    assert us["matmul.descriptors"] == pytest.approx(us["cublas, persistent"], rel=0.01)
+    assert round(us["matmul.descriptors"]) == 76

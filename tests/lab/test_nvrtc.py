@@ -1,8 +1,10 @@
 """CUDA C++ is compiled in both worlds, launched on a GPU, and refused in a sentence."""
 
+import functools
 import re
 import sys
 import threading
+from unittest.mock import MagicMock
 
 import pandas as pd
 import pytest
@@ -114,6 +116,27 @@ def test_nothing_runs_without_a_gpu(compiler):
         made.gpu, num_warps=8, registers=made.registers, shared=20_000
     )
     assert nvrtc.blocks_per_sm(made, 256, 20_000) == expected.blocks_per_sm
+
+
+def test_a_launch_is_prepared_once(monkeypatch):
+    """Only the launch itself, with the tensors' addresses, is done in every call."""
+    core, driver, compiled = MagicMock(), MagicMock(), MagicMock(shared=0)
+    driver.active.get_current_device.return_value = 9  # no other test has it
+    driver.active.get_current_stream.side_effect = [11, 11, 12, 11]
+    monkeypatch.setattr(nvrtc, "toolkit", lambda: (core, None, None))
+    monkeypatch.setattr(nvrtc, "require_gpu", lambda: None)
+    monkeypatch.setattr(nvrtc.triton.runtime, "driver", driver)
+    monkeypatch.setattr(nvrtc, "_stream", functools.cache(nvrtc._stream.__wrapped__))
+    x = torch.ones(4)
+    for _ in range(3):
+        nvrtc.run(compiled, 2, (32, 4), x, 7, shared=64)
+    core.LaunchConfig.assert_called_once_with(grid=2, block=(32, 4), shmem_size=64)
+    compiled.code.get_kernel.assert_called_once()
+    core.Device.assert_called_once_with(9)
+    assert [call.args for call in core.Stream.from_handle.mock_calls] == [(11,), (12,)]
+    assert [call.args[3:] for call in core.launch.mock_calls] == 3 * [(x.data_ptr(), 7)]
+    nvrtc.run(compiled, 3, (32, 4), x, 7, shared=64)
+    assert core.LaunchConfig.call_count == 2 and core.Device.call_count == 1
 
 
 # ---- on a GPU ------------------------------------------------------------------------
