@@ -17,11 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PAGES = [*sorted((ROOT / "book").glob("*.md")), *NOTEBOOKS]
-UNDER_THE_HOOD = range(7, 13)  # chapters beside the ladder
+UNDER_THE_HOOD = range(8, 14)  # chapters beside the ladder
+BESIDE = ("traffic", "residency")  # no kernel of their own
 STEPS = [
     path.stem[3:]
     for path in NOTEBOOKS
-    if path.stem[3:] != "traffic" and int(path.stem[:2]) not in UNDER_THE_HOOD
+    if path.stem[3:] not in BESIDE and int(path.stem[:2]) not in UNDER_THE_HOOD
 ]
 PEERS = ["torch", "torch.compile", "tutorial", "liger", "quack", "tileops"]
 

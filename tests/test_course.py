@@ -47,7 +47,7 @@ def text(notebook) -> str:
 
 def part(stem: str) -> str:
     """The part of the course that a chapter belongs to, by its number."""
-    return "I" if NUMBERS[stem] <= 6 else "II" if NUMBERS[stem] <= 12 else "III"
+    return "I" if NUMBERS[stem] <= 7 else "II" if NUMBERS[stem] <= 13 else "III"
 
 
 def imports(path: Path) -> set[str]:

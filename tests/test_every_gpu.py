@@ -20,6 +20,7 @@ from kernels import (
     online,
     persistent,
     program,
+    residency,
     strided,
     tiled,
     unaligned,
@@ -55,6 +56,15 @@ def of_strided(dtype):
     x = meta_matrix(8, 1001, dtype, stride=1008)
     for view in (x[:, 1:], x.t()):
         yield strided.softmax_kernel, meta.arguments(view, view), {}
+
+
+def of_residency(dtype):
+    for n_cols in (2048, 2047):  # wide accesses, and not
+        x = meta_matrix(8, n_cols, dtype)
+        yield residency.launch_for(x, x)
+        yield residency.launch_for(x, x, maxnreg=32)
+    ring = compile.pointer(torch.int32)
+    yield residency.chase_kernel, (ring, ring, 4096), {"num_warps": 1}
 
 
 def of_meta(dtype):
@@ -108,6 +118,7 @@ def of_cooperative(dtype):
 CHAPTERS = {
     "program": of_program,
     "strided": of_strided,
+    "residency": of_residency,
     "meta": of_meta,
     "persistent": of_persistent,
     "tiled": of_tiled,
