@@ -55,7 +55,7 @@ def softmax_kernel(
         rows = rows.to(tl.int64)
         inside = (rows < n_rows) & (cols < n_cols)  # the last tile may lack rows
         input_ptrs = input_ptr + rows * input_row_stride + cols * input_col_stride
-        # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
+        # Masked elements hold -inf, which changes no maximum and, as 0, no sum.
         x = tl.load(input_ptrs, mask=inside, other=-float("inf")).to(tl.float32)
         numerator = tl.exp(x - tl.max(x, axis=1)[:, None])
         y = numerator / tl.sum(numerator, axis=1)[:, None]

@@ -205,6 +205,11 @@ def cause(evidence: Evidence, operator: Operator, *, softmax: bool) -> str:
     if near:
         return min(near, key=lambda each: each[0])[1]
     if e.values.isfinite().all() and e.got.isnan().all():
+        if softmax and (value := _spoiler(e)):
+            return (
+                f"NaN lies around the matrix, and another row holds {value}: was "
+                "something outside of the row read, or have all rows one maximum?"
+            )
         return "NaN lies around the matrix: was something outside of the row read?"
     return ""
 
@@ -238,6 +243,17 @@ def _why_unshifted(e: Evidence) -> str:
             "that holds 0 may have won the maximum."
         )
     return ""
+
+
+def _spoiler(e: Evidence) -> str:
+    """What another row holds that would spoil this row, if all had one maximum."""
+    rows, cols = (torch.arange(n) for n in e.size)
+    row_stride, col_stride = e.strides
+    places = e.start + rows[:, None] * row_stride + cols * col_stride
+    most = e.memory[places].max().item()  # NaN, if any element is NaN
+    if math.isnan(most):
+        return "NaN"
+    return f"{most:.5g}" if most - e.values.max().item() > 80 else ""
 
 
 def _readings(e: Evidence, softmax: bool) -> Iterator[tuple[torch.Tensor, str]]:

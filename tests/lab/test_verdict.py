@@ -1,6 +1,7 @@
 """Each sentence of the checker is earned by a function that deserves it."""
 
 import functools
+import math
 
 import pytest
 import torch
@@ -241,11 +242,45 @@ def test_likely_cause_is_named(name, capsys):
         (zero_maximum, "A masked element that holds 0 may have won the maximum."),
         (numerators, "That is exp(x - maximum). Was it divided by the row's sum?"),
         (distances, "That is x - maximum. Was the exponential taken?"),
-        (ignores_the_offset, "NaN lies around the matrix: was something outside"),
+        (ignores_the_offset, "and another row holds NaN: was something outside"),
     ],
 )
 def test_other_causes_are_named(function, words, capsys):
     assert words in said(function, capsys, max_cols=10)
+
+
+def one_maximum(x):
+    return (x - x.max()).exp() / (x - x.max()).exp().sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[1, 2], [math.nan, 0]], "and another row holds NaN: was something"),
+        ([[1, 2], [math.inf, 0]], "and another row holds inf: was something"),
+        ([[1, 2], [900, 0]], "and another row holds 900: was something"),
+        ([[1, 2], [70, 0]], "NaN lies around the matrix: was something"),
+    ],
+)
+def test_one_maximum_for_all_rows_is_named(rows, words):
+    x = torch.tensor(rows, dtype=torch.float64)
+    evidence = verdict.Evidence(
+        memory=x.flatten(),
+        start=0,
+        strides=(2, 1),
+        size=(2, 2),
+        row=0,
+        got=torch.full((2,), math.nan).double(),
+        expected=torch.softmax(x[0], 0),
+        dtype=torch.float32,
+        unwritten=torch.zeros(2, dtype=torch.bool),
+    )
+    said = verdict.cause(evidence, lambda x: torch.softmax(x, 1), softmax=True)
+    assert words in said and said.startswith("NaN lies around the matrix")
+
+
+def test_one_maximum_is_found_by_the_checker(capsys):
+    assert "or have all rows one maximum?" in said(one_maximum, capsys)
 
 
 def test_zero_that_wins_the_maximum_of_negative_numbers_is_named(capsys):
