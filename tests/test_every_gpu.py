@@ -23,6 +23,7 @@ from kernels import (
     residency,
     strided,
     tiled,
+    traffic,
     unaligned,
 )
 from kernels.lab import compile, gpu, occupancy
@@ -43,6 +44,13 @@ def meta_matrix(n_rows, n_cols, dtype, *, stride=None, offset=0):
 
 
 # ---- each chapter's launches, one for each variant of its kernel ---------------------
+
+
+def of_traffic(dtype):
+    x = compile.pointer(dtype)
+    yield traffic.empty_kernel, (x,), {}
+    for n in (2**20, 1001):  # wide accesses, and not
+        yield traffic.copy_kernel, (x, x, n), {"BLOCK": 1024}
 
 
 def of_program(dtype):
@@ -116,6 +124,7 @@ def of_cooperative(dtype):
 
 
 CHAPTERS = {
+    "traffic": of_traffic,
     "program": of_program,
     "strided": of_strided,
     "residency": of_residency,
