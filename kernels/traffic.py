@@ -98,7 +98,7 @@ def predicted_us(n_bytes: float, gbps: float) -> float:
         ValueError: gbps is not positive.
     """
     if not gbps > 0:
-        raise ValueError(f"gbps must be a positive bandwidth, got {gbps!r}")
+        raise ValueError(f"gbps must be a bandwidth in GB/s above 0, got {gbps!r}")
     return n_bytes / gbps / 1e3
 
 

@@ -51,7 +51,9 @@ def test_no_shape():
 def test_predicted_time():
     assert traffic.predicted_us(4.8e9, 4800) == 1e3
     for gbps in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="gbps must be a positive bandwidth, got"):
+        with pytest.raises(
+            ValueError, match="gbps must be a bandwidth in GB/s above 0, got"
+        ):
             traffic.predicted_us(1, gbps)
 
 

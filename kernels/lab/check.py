@@ -185,7 +185,8 @@ def _try(
 ) -> Summary:
     if not callable(function):
         raise TypeError(
-            f"function must be callable on a matrix, got {type(function).__name__}"
+            "function must be a function that takes a matrix, got "
+            f"{type(function).__name__}"
         )
     dtypes = _chosen("dtypes", dtypes, backend.DTYPES)
     layouts = _chosen("layouts", layouts, tuple(LAYOUTS))

@@ -451,7 +451,7 @@ def test_compiled_functions_are_checked_as_compiled():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"function": 3}, TypeError, "function must be callable .* got int"),
+        ({"function": 3}, TypeError, "function must be a function that .* got int"),
         ({"dtypes": [torch.float64]}, ValueError, "dtypes must be .* got .*float64"),
         ({"dtypes": []}, ValueError, r"dtypes must be .* got \(\)"),
         ({"layouts": ["diagonal"]}, ValueError, "layouts must be .* got .*diagonal"),
