@@ -1,4 +1,4 @@
-"""Runs a function in another process: in the interpreter, on the GPU, or to compile.
+"""Runs a function in another process: interpreted, compiled, or in a fresh one.
 
 A reader without a GPU wants to see what the compiler makes of a kernel. A reader with a
 GPU wants to count every access of a kernel, which only the interpreter can do. One
