@@ -234,6 +234,15 @@ def test_the_summary_figure_shows_the_record() -> None:
         assert f"{n_bytes / float(row['p50_us']) / 1e3:,.0f} GB/s" in shown, row
 
 
+@pytest.mark.parametrize("page", ["README.md", "book/index.md"])
+def test_the_first_table_shows_the_record(page: str) -> None:
+    text = (ROOT / page).read_text()
+    shown = re.findall(r"^\| .* \| ([\d,]+) µs \|$", text, re.M)
+    us = {row["provider"]: float(row["p50_us"]) for row in recorded("ladder")}
+    providers = ("eager", "torch.compile", "torch", "fastest", "copy")
+    assert shown == [f"{us[name]:,.0f}" for name in providers]
+
+
 def recorded(stem: str) -> list[dict[str, str]]:
     """The rows of a file of the record."""
     path = ROOT / "notebooks" / "recorded" / "nvidia-h200" / f"{stem}.csv"
