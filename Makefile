@@ -5,7 +5,7 @@
 #:   make book     build the HTML book, strictly, into _build/html
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
-#:   make bench    on a GPU: measure the benchmark of chapter 17, peers beside it
+#:   make bench    on a GPU: measure the benchmark of chapter 18, peers beside it
 #:   make pairs    make test on several pairs of PyTorch and Triton (downloads each)
 #:
 #: Each target makes what it needs in .venv (Python 3.11 or newer) and keeps it up to date.

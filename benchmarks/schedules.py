@@ -1,20 +1,27 @@
 """Experiments of chapter `persistent`: when each SM is done, and a queue by hand.
 
 from benchmarks import schedules
+providers = {"persistent.resident": schedules.launched(programs_per_slot=1)}
 observed = record.observe("persistent_timeline", schedules.timeline)
+schedules.populations(observed)
 providers = {"persistent.queue": schedules.queued}
+observed = record.observe("persistent_draws", schedules.draws)
 """
 
+import dataclasses
 import functools
+import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import pandas as pd
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
 from kernels import persistent
-from kernels.lab import backend, clock, gpu, occupancy
+from kernels.lab import backend, clock, compile, gpu, occupancy
 from kernels.lab.launch import Launch, Pointer, pointer_to
 
 IN_INTERPRETER = 4  # programs: it runs them one after another, and a few show the loop
@@ -34,6 +41,25 @@ def resident_programs(
     constants = {"BLOCK": block, "num_warps": num_warps}
     launch = Launch(kernel, (1,), scalars, constants, pointers)
     return occupancy.of(launch).blocks_per_sm * gpu.here().sms
+
+
+# ---- other launches of the chapter's kernel ------------------------------------------
+
+ALL = 10**6  # programs per slot: as many as there are tiles
+
+
+def launched(**changes: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The chapter's softmax, with other values in some fields of the chosen config.
+
+    Args:
+        changes: fields of `persistent.Config`.
+    """
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        config = persistent.choose_config(x.shape[1], x.element_size())
+        return persistent.softmax(x, config=dataclasses.replace(config, **changes))
+
+    return softmax
 
 
 # ---- a clock in the kernel -----------------------------------------------------------
@@ -117,6 +143,56 @@ def by_sm(stamps: torch.Tensor, n_rows: int) -> list[dict[str, Any]]:
     return result
 
 
+def clock_step(observed: pd.DataFrame) -> int:
+    """The step of the GPU's clock in ns: what divides all times of a `timeline`."""
+    times = observed[["first_start_us", "last_end_us"]].to_numpy().ravel()
+    return math.gcd(*(round(1000 * time) for time in times))
+
+
+def populations(observed: pd.DataFrame) -> pd.DataFrame:
+    """The SMs that end early with 1 program for each slot, and all others.
+
+    The two groups are divided where the times have their largest gap.
+
+    Args:
+        observed: rows of `timeline`.
+
+    Returns:
+        A row for each group, "early" and "late": how many SMs, their numbers, when they
+        end with 1 program for each slot, and how many rows they take with 16.
+    """
+    staying, queued = (
+        observed[observed["programs_per_slot"] == n].set_index("sm") for n in (1, 16)
+    )
+    ends = staying["last_end_us"].sort_values()
+    n_early = int(ends.diff().argmax())
+    groups = {"early": ends.index[:n_early], "late": ends.index[n_early:]}
+    rows = []
+    for name, sms in groups.items():
+        done, taken = ends[sms], queued["rows"].reindex(sms).dropna().astype(int)
+        rows.append(
+            {
+                "SMs that end": name,
+                "how many": len(sms),
+                "their numbers": spans(sms) if name == "early" else "the others",
+                "1 per slot: done after, µs": f"{done.min():.0f} to {done.max():.0f}",
+                "16 per slot: rows": f"{taken.min()} to {taken.max()}",
+            }
+        )
+    return pd.DataFrame(rows).set_index("SMs that end")
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Whole numbers as text, neighbours as "3–5"."""
+    found: list[list[int]] = []
+    for number in sorted(numbers):
+        if found and number == found[-1][1] + 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ", ".join(f"{a}–{b}" if a < b else f"{a}" for a, b in found)
+
+
 # ---- a queue in memory ---------------------------------------------------------------
 
 
@@ -166,3 +242,67 @@ def queued(x: torch.Tensor) -> torch.Tensor:
     options = {"BLOCK": config.block_cols, "num_warps": config.num_warps}
     queue_kernel[(min(fit, len(x)),)](counter(), output, x, *shape, **options)
     return output
+
+
+def fits(n_cols: int, on: str = "H200") -> dict[str, int]:
+    """How many programs fit on an SM, of the queue's kernel and of the chapter's.
+
+    Args:
+        n_cols: of contiguous float32 rows, launched as `choose_config` chooses.
+        on: the name of the GPU.
+    """
+    config = persistent.choose_config(n_cols, 4)
+    x, sizes = compile.pointer(torch.float32), (2**26 // n_cols, n_cols)
+    queue = compile.aot(
+        queue_kernel,
+        compile.pointer(torch.int32),
+        *(x, x, *sizes, config.block_cols),
+        num_warps=config.num_warps,
+        gpu=on,
+    )
+    strides = (n_cols, 1, n_cols, 1)
+    loop = compile.aot(
+        persistent.softmax_kernel, x, x, *strides, *sizes, gpu=on, **config.constants
+    )
+    kernels = {"queue_kernel": queue, "persistent.softmax_kernel": loop}
+    return {name: occupancy.of(made).blocks_per_sm for name, made in kernels.items()}
+
+
+@triton.jit
+def draws_kernel(queue_ptr, n_rows):
+    """As `queue_kernel`, but a program only draws: no row is loaded or stored."""
+    row = tl.program_id(0)
+    while row < n_rows:
+        drawn = tl.atomic_add(queue_ptr, 1, sem="relaxed")
+        if drawn == n_rows - 1:
+            tl.store(queue_ptr, 0)
+        row = tl.num_programs(0) + drawn
+
+
+def draws(columns: Iterable[int] = (1024, 4096)) -> list[dict[str, Any]]:
+    """The time that `queued` takes for its draws alone, for 256 MiB of float32.
+
+    Returns:
+        Rows of n_cols, n_rows, n_programs, and p20_draws_us, p50_draws_us and
+        p80_draws_us.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    clock.require_gpu()
+    result = []
+    for n_cols in columns:
+        n_rows, config = 2**26 // n_cols, persistent.choose_config(n_cols, 4)
+        x = Pointer(torch.float32)
+        how = (Pointer(torch.int32), x, x), (n_rows, n_cols)
+        n_programs = resident_programs(
+            queue_kernel, *how, config.block_cols, config.num_warps
+        )
+        launch = functools.partial(
+            draws_kernel[(n_programs,)], counter(), n_rows, num_warps=config.num_warps
+        )
+        p20, p50, p80 = clock.device_us(launch)
+        sizes = {"n_cols": n_cols, "n_rows": n_rows, "n_programs": n_programs}
+        times = {"p20_draws_us": p20, "p50_draws_us": p50, "p80_draws_us": p80}
+        result.append(sizes | times)
+    return result

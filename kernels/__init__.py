@@ -6,6 +6,7 @@ The ladder (what each chapter's module changes, and what that buys):
     traffic     the bytes they move          a prediction of the time, and the ceiling
     program     one Triton program per row   one read, one write
     strided     strides, masks, 64-bit       any layout, any size, no stray access
+    residency   a limit on living programs   how many are enough, and why
     meta        warps chosen by measurement  the same kernel, at its best launch
     persistent  programs that take tiles     short rows share one, long rows load ahead
     debugging   kernels with one fault each  the tools that find out why
@@ -24,7 +25,7 @@ The ladder (what each chapter's module changes, and what that buys):
 from kernels.lab import backend as _backend  # picks the world before Triton is imported
 
 CHAPTERS = (
-    *("eager", "traffic", "program", "strided", "meta", "persistent"),
+    *("eager", "traffic", "program", "strided", "residency", "meta", "persistent"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
     *("tiled", "unaligned", "online", "cooperative", "fastest"),
 )

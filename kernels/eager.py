@@ -90,7 +90,9 @@ def written_by_compile(function: Softmax, x: torch.Tensor) -> str:
         RuntimeError: there is no GPU here; for a CPU torch.compile writes C++.
     """
     if backend.INTERPRETED:
-        raise RuntimeError("torch.compile writes Triton for a GPU only: there is none")
+        raise RuntimeError(
+            "torch.compile writes Triton only for a GPU, and there is none"
+        )
     from torch._inductor.utils import run_and_get_code
 
     _, sources = run_and_get_code(compiled(function), x)

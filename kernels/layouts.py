@@ -203,13 +203,15 @@ def transpose(x: torch.Tensor, arrangement: str = "") -> torch.Tensor:
         RuntimeError: an arrangement is given where kernels are interpreted.
     """
     if x.ndim != 2 or not x.is_contiguous():
-        got = f"{tuple(x.shape)} with strides {x.stride()}"
-        raise ValueError(f"x must be a contiguous matrix, got {got}: x.contiguous()")
+        got = f"{tuple(x.shape)} with strides {x.stride()}; x.contiguous() copies it"
+        raise ValueError(f"x must be a contiguous matrix, got {got}")
     if arrangement not in ("", *ARRANGEMENTS):
         known = [*ARRANGEMENTS]
         raise ValueError(f"arrangement must be one of {known}, got {arrangement!r}")
     if arrangement and backend.INTERPRETED:
-        raise RuntimeError("Gluon kernels need a GPU: Triton's interpreter has none")
+        raise RuntimeError(
+            "Gluon kernels need a GPU: Triton's interpreter can't run them"
+        )
     output = torch.empty(x.shape[::-1], dtype=x.dtype, device=x.device)
     grid = tuple(triton.cdiv(size, TILE) for size in x.shape)
     if arrangement and x.numel():

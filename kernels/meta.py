@@ -1,4 +1,4 @@
-"""The same kernel, launched with a measured number of warps.
+"""The same kernel, launched with a number of warps that follows from the row.
 
 Builds on: `kernels.strided`, whose kernel is launched unchanged.
 Changes: `num_warps` follows the bytes of a row; Triton's default is always 4.
@@ -17,7 +17,7 @@ from kernels.lab import backend
 from kernels.strided import MAX_COLS, MAX_ROWS, softmax_kernel
 
 WARPS = (1, 2, 4, 8, 16, 32)
-"""The possible num_warps: powers of two, as a block has at most 1024 threads."""
+"""The numbers of warps to choose from: a thread block has at most 1024 threads."""
 
 BYTES_PER_WARP = 2048
 """64 bytes of the row for each of a warp's 32 lanes: four loads of 16 bytes."""
@@ -27,13 +27,16 @@ VALUES_PER_THREAD = 256
 
 
 def pick_num_warps(n_cols: int, element_size: int) -> int:
-    """Returns one warp for every 2 KiB of the row, between 1 and 32 warps.
+    """Returns one warp for every 2 KiB of the block, between 1 and 32 warps.
 
-    That gives each thread 64 bytes. The registers of an H200's SM then suffice for at
-    least 32 warps and, where a row has 2 KiB or more, for 64 to 128 KiB of rows: enough
-    bytes in flight to keep the memory busy. With 16 bytes for each thread, all threads
-    of an SM together hold 32 KiB, which is too little. With 256 bytes, the registers
-    may allow only a few warps.
+    Each thread then holds 64 bytes. If n_cols is a power of two and a row has 2 KiB or
+    more, an SM of the H200 has registers for at least 32 warps and for 64 to 128 KiB of
+    rows: enough bytes in flight to keep the memory busy. With 16 bytes per thread, all
+    threads of an SM hold only 32 KiB. With 256 bytes, a thread may need so many
+    registers that only a few warps fit.
+
+    The block is as long as the next power of two, and its masked elements count. So a
+    row just above a power of two gets twice the warps that its own bytes would give it.
 
     Args:
         n_cols: the length of a row, in elements.

@@ -58,7 +58,7 @@ def softmax_kernel(output_ptr, input_ptr, n_cols, BLOCK_COLS: tl.constexpr):
     row = tl.program_id(0)
     cols = tl.arange(0, BLOCK_COLS)
     inside = cols < n_cols
-    # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
+    # Masked elements hold -inf, which changes no maximum and, as 0, no sum.
     x = tl.load(input_ptr + row * n_cols + cols, mask=inside, other=-float("inf"))
     # tl.exp takes no 16-bit values, and a sum in 16 bits would lose small terms.
     x = x.to(tl.float32)

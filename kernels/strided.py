@@ -46,7 +46,7 @@ def softmax_kernel(
     cols = tl.arange(0, BLOCK_COLS).to(tl.int64)
     inside = cols < n_cols
     input_ptrs = input_ptr + row * input_row_stride + cols * input_col_stride
-    # A masked lane holds -inf: it changes neither the maximum nor, as 0, the sum.
+    # Masked elements hold -inf, which changes no maximum and, as 0, no sum.
     x = tl.load(input_ptrs, mask=inside, other=-float("inf")).to(tl.float32)
     numerator = tl.exp(x - tl.max(x, axis=0))
     y = numerator / tl.sum(numerator, axis=0)

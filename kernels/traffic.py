@@ -3,7 +3,8 @@
 Builds on: `kernels.eager`, which is not changed: this chapter only counts.
 Changes: nothing that is computed.
 Costs: the five lines read 5MN + 2M values and write 3MN + 2M values and M indices. An
-    ideal softmax reads MN values and writes MN.
+    ideal softmax reads MN values and writes MN, as `copy_kernel` does; `empty_kernel`
+    moves nothing.
 Source: Triton's tutorial 2 for the values; Williams, Waterman, Patterson, "Roofline",
     CACM 52(4), 2009. `benchmarks.dram` counts the same bytes on a GPU.
 """
@@ -13,8 +14,34 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import triton
+import triton.language as tl
 
 from kernels.lab import meter
+
+
+@triton.jit
+def empty_kernel(input_ptr):
+    """One program does nothing: what is timed is a kernel's start and its end.
+
+    Args:
+        input_ptr: not used.
+    """
+
+
+@triton.jit
+def copy_kernel(output_ptr, input_ptr, n, BLOCK: tl.constexpr):
+    """One program copies BLOCK neighbouring values.
+
+    Args:
+        output_ptr, input_ptr: the first of n values, which lie side by side.
+        n: how many values there are.
+        BLOCK: values per program, a power of two.
+    """
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < n  # the last program may have fewer values
+    x = tl.load(input_ptr + places, mask=inside)
+    tl.store(output_ptr + places, x, mask=inside)
 
 
 class Line(NamedTuple):
@@ -71,8 +98,21 @@ def predicted_us(n_bytes: float, gbps: float) -> float:
         ValueError: gbps is not positive.
     """
     if not gbps > 0:
-        raise ValueError(f"gbps must be a positive bandwidth, got {gbps!r}")
+        raise ValueError(f"gbps must be a bandwidth in GB/s above 0, got {gbps!r}")
     return n_bytes / gbps / 1e3
+
+
+def copy(x: torch.Tensor) -> torch.Tensor:
+    """Copies a contiguous tensor with `copy_kernel`."""
+    output = torch.empty_like(x)
+    if n := x.numel():
+        copy_kernel[(triton.cdiv(n, 1024),)](output, x, n, BLOCK=1024)
+    return output
+
+
+def empty(x: torch.Tensor) -> None:
+    """Launches one program of `empty_kernel`; x isn't touched."""
+    empty_kernel[(1,)](x)
 
 
 def operations(n_rows: int, n_cols: int) -> int:

@@ -17,11 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PAGES = [*sorted((ROOT / "book").glob("*.md")), *NOTEBOOKS]
-UNDER_THE_HOOD = range(7, 13)  # chapters beside the ladder
+UNDER_THE_HOOD = range(8, 14)  # chapters beside the ladder
+BESIDE = ("traffic", "residency")  # no kernel of their own
 STEPS = [
     path.stem[3:]
     for path in NOTEBOOKS
-    if path.stem[3:] != "traffic" and int(path.stem[:2]) not in UNDER_THE_HOOD
+    if path.stem[3:] not in BESIDE and int(path.stem[:2]) not in UNDER_THE_HOOD
 ]
 PEERS = ["torch", "torch.compile", "tutorial", "liger", "quack", "tileops"]
 
@@ -204,7 +205,7 @@ def test_each_term_is_defined_once_and_each_term_used_is_defined() -> None:
 def test_each_term_has_the_link_target_that_contributing_promises() -> None:
     text = (ROOT / "book" / "glossary.md").read_text()
     for term in glossary_terms(text):
-        target = term.lower().replace(" ", "-")
+        target = term.lower().replace(" ", "-").replace("'", "")
         assert target == term or f"  ({target})=\n" in text, term
 
 
@@ -231,6 +232,15 @@ def test_the_summary_figure_shows_the_record() -> None:
     for row in rows.values():
         n_bytes = 2 * int(row["n_rows"]) * int(row["n_cols"]) * 2  # of bfloat16
         assert f"{n_bytes / float(row['p50_us']) / 1e3:,.0f} GB/s" in shown, row
+
+
+@pytest.mark.parametrize("page", ["README.md", "book/index.md"])
+def test_the_first_table_shows_the_record(page: str) -> None:
+    text = (ROOT / page).read_text()
+    shown = re.findall(r"^\| .* \| ([\d,]+) µs \|$", text, re.M)
+    us = {row["provider"]: float(row["p50_us"]) for row in recorded("ladder")}
+    providers = ("eager", "torch.compile", "torch", "fastest", "copy")
+    assert shown == [f"{us[name]:,.0f}" for name in providers]
 
 
 def recorded(stem: str) -> list[dict[str, str]]:

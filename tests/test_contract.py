@@ -149,6 +149,6 @@ def test_a_launch_is_made_from_shapes_and_called_with_tensors(stem, dtype):
     assert_right(output, x)
 
 
-def test_chapters_have_launches_from_tiled_on():
+def test_residency_and_the_chapters_from_tiled_on_have_launches():
     from_tiled_on = list(MODULES)[list(MODULES).index("tiled") :]
-    assert set(WITH_A_LAUNCH) | {"fastest"} == set(from_tiled_on)
+    assert {*WITH_A_LAUNCH, "fastest"} == {"residency", *from_tiled_on}

@@ -13,7 +13,7 @@ from triton.language.extra import cuda
 
 from kernels import cooperative, unaligned
 from kernels.cooperative import Config
-from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
+from kernels.lab import backend, cases, check, compile, gpu, meter, occupancy, process
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import CachedLaunch
@@ -109,7 +109,7 @@ def way(request) -> Callable[[torch.Tensor], torch.Tensor]:
 
 @pytest.fixture
 def few_rows(monkeypatch) -> None:
-    monkeypatch.setattr(check, "ROWS", (1, 2, 9))
+    monkeypatch.setattr(cases, "ROWS", (1, 2, 9))
 
 
 # ---- the softmax ---------------------------------------------------------------------
@@ -476,7 +476,7 @@ def test_wrong_helpers_are_caught(helper, wrong, few_rows, capsys):
     fewer = {"dtypes": [torch.float32], "layouts": ["sliced"], "max_cols": 70}
     with patched(cooperative, helper, wrong):
         assert not check.softmax(by_partners, **fewer)
-    assert "by_partners: " in capsys.readouterr().out
+    assert "matrix" in capsys.readouterr().out
 
 
 def assert_without_the_last_part(n_cols: int) -> None:

@@ -20,8 +20,10 @@ from kernels import (
     online,
     persistent,
     program,
+    residency,
     strided,
     tiled,
+    traffic,
     unaligned,
 )
 from kernels.lab import compile, gpu, occupancy
@@ -44,6 +46,13 @@ def meta_matrix(n_rows, n_cols, dtype, *, stride=None, offset=0):
 # ---- each chapter's launches, one for each variant of its kernel ---------------------
 
 
+def of_traffic(dtype):
+    x = compile.pointer(dtype)
+    yield traffic.empty_kernel, (x,), {}
+    for n in (2**20, 1001):  # wide accesses, and not
+        yield traffic.copy_kernel, (x, x, n), {"BLOCK": 1024}
+
+
 def of_program(dtype):
     x = compile.pointer(dtype)
     for n in (1024, 1001):  # wide accesses, and not
@@ -55,6 +64,15 @@ def of_strided(dtype):
     x = meta_matrix(8, 1001, dtype, stride=1008)
     for view in (x[:, 1:], x.t()):
         yield strided.softmax_kernel, meta.arguments(view, view), {}
+
+
+def of_residency(dtype):
+    for n_cols in (2048, 2047):  # wide accesses, and not
+        x = meta_matrix(8, n_cols, dtype)
+        yield residency.launch_for(x, x)
+        yield residency.launch_for(x, x, maxnreg=32)
+    ring = compile.pointer(torch.int32)
+    yield residency.chase_kernel, (ring, ring, 4096), {"num_warps": 1}
 
 
 def of_meta(dtype):
@@ -106,8 +124,10 @@ def of_cooperative(dtype):
 
 
 CHAPTERS = {
+    "traffic": of_traffic,
     "program": of_program,
     "strided": of_strided,
+    "residency": of_residency,
     "meta": of_meta,
     "persistent": of_persistent,
     "tiled": of_tiled,

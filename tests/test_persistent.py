@@ -177,6 +177,52 @@ def test_a_program_stays_where_an_sm_holds_one_and_it_can_load_ahead(
     assert found == ((3, 1) if stays else (1, 16))
 
 
+ALIGNED = {"n_cols": 32768, "row_stride": 32768, "offset": 0, "col_stride": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "aligned"),
+    [
+        ({}, True),
+        ({"row_stride": 32784}, True),
+        ({"row_stride": 0}, True),  # one row, again and again
+        ({"row_stride": 32769}, False),
+        ({"row_stride": 32776}, False),  # 16 bytes, but Triton tells 16 elements only
+        ({"offset": 1}, False),
+        ({"col_stride": 2, "row_stride": 65536}, False),
+        ({"n_cols": 20008, "row_stride": 20016}, False),
+    ],
+)
+def test_rows_stay_only_where_the_compiler_loads_them_ahead(on, changes, aligned):
+    """A row that starts at an odd address would stay and not load ahead."""
+    on(H200)
+    lies = ALIGNED | changes
+    n_cols, strides = lies["n_cols"], (lies["row_stride"], lies["col_stride"])
+    flat = torch.empty(2 * 65536 + 1, dtype=torch.bfloat16)
+    x = flat.as_strided((2, n_cols), strides, lies["offset"])
+    assert flat.data_ptr() % 16 == 0
+    config = persistent.choose_config(n_cols, 2, persistent.starts_aligned(x))
+    assert (config.num_stages == 3) == (config.programs_per_slot == 1) == aligned
+    ahead = dataclasses.replace(config, num_stages=3).constants
+    sizes = (n_cols, 1, *strides, 4096, n_cols)
+    kernel = compile.aot(persistent.softmax_kernel, flat, x, *sizes, **ahead)
+    assert (kernel.count(r"cp\.async\.c[ag]") > 0) == aligned
+
+
+def test_the_wrapper_tells_whether_rows_start_aligned(monkeypatch):
+    told = []
+
+    def choose(n_cols: int, element_size: int, aligned: bool) -> persistent.Config:
+        told.append(aligned)
+        return persistent.Config(1, n_cols, num_warps=2)
+
+    monkeypatch.setattr(persistent, "choose_config", choose)
+    for layout in ({"stride": 64}, {"stride": 65}, {"stride": 64, "offset": 1}):
+        x = matrix(3, 64, **layout)
+        assert_right(persistent.softmax(x), x)
+    assert told == [True, False, False]
+
+
 @pytest.mark.parametrize("compute_capability", [75, 80])
 def test_nothing_loads_ahead_without_cp_async(on, compute_capability):
     """Shared memory decides for the GPUs above, so here there is enough of it."""

@@ -220,7 +220,7 @@ def test_wrong_helpers_are_caught(helper, wrong, capsys):
     fewer = {"dtypes": [SINGLE], "layouts": ["contiguous"], "max_cols": 33}
     with patched(tiled, helper, wrong):
         assert not check.softmax(tiled.softmax, **fewer)
-    assert "input" in capsys.readouterr().out
+    assert "matrix" in capsys.readouterr().out
     x = matrix(3, 33)
     assert_right(tiled.softmax(x), x)
 

@@ -1,6 +1,7 @@
 """The predictions are what the meter counts, line by line and in all."""
 
 import pytest
+import torch
 
 from kernels import eager, traffic
 from kernels.lab import backend, meter
@@ -50,7 +51,9 @@ def test_no_shape():
 def test_predicted_time():
     assert traffic.predicted_us(4.8e9, 4800) == 1e3
     for gbps in (0, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="gbps must be a positive bandwidth, got"):
+        with pytest.raises(
+            ValueError, match="gbps must be a bandwidth in GB/s above 0, got"
+        ):
             traffic.predicted_us(1, gbps)
 
 
@@ -58,3 +61,15 @@ def test_operations():
     assert traffic.operations(1, 1) == 3  # a subtraction, an exponential, a division
     assert traffic.operations(10, 4) == 10 * (3 + 4 + 4 + 3 + 4)
     assert traffic.operations(10, 0) == 0
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (7, 64), (3, 1001)])
+def test_copy_moves_each_value_once(shape, dtype):
+    x = matrix(*shape, dtype)
+    assert torch.equal(traffic.copy(x), x)
+    assert meter.count(traffic.copy, x).values == meter.fused(*shape)
+
+
+def test_empty_moves_nothing():
+    assert meter.count(traffic.empty, matrix(2, 3)).bytes == 0

@@ -244,6 +244,6 @@ def test_a_wrong_cut_is_caught(helper, wrong, capsys):
     fewer = {"dtypes": [SINGLE], "layouts": ["contiguous", "offset"], "max_cols": 65}
     with patched(unaligned, helper, wrong):
         assert not check.softmax(unaligned.softmax, **fewer)
-    assert "input" in capsys.readouterr().out
+    assert "matrix" in capsys.readouterr().out
     x = matrix(3, 33)
     assert_right(unaligned.softmax(x), x)

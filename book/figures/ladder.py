@@ -23,8 +23,12 @@ from kernels.lab.plot import Figure
 
 CASE = record.Case(torch.bfloat16, 4096, 32768)
 CLOCK = "device"
-# Part II looks under the hood, beside the ladder; `traffic` has no kernel.
-BESIDE = ("traffic", "debugging", "profiling", "compiler", "layouts", "cuda", "matmul")
+# Part II looks under the hood, beside the ladder. `traffic` has no kernel, and
+# `residency` launches the kernel of `strided`.
+BESIDE = (
+    *("traffic", "residency"),
+    *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
+)
 STEPS = tuple(stem for stem in kernels.CHAPTERS if stem not in BESIDE)
 
 

@@ -183,11 +183,11 @@ class _Launch:
         else:
             place = "an address that no tensor argument leads to"
         program = interpreter.interpreter_builder.grid_idx[: len(_grid())]
-        lane = tuple(map(int, np.unravel_index(lanes[first], shape)))
+        element = tuple(map(int, np.unravel_index(lanes[first], shape)))
         raise OutOfBounds(
             f"{self.kernel}, program {_plain(program)}: {kind} at {place}\n"
-            f"{np.count_nonzero(~inside)} of {math.prod(shape)} lanes are outside, "
-            f"the first is lane {_plain(lane)}"
+            f"{np.count_nonzero(~inside)} of {math.prod(shape)} elements are outside, "
+            f"the first is element {_plain(element)}"
         )
 
 

@@ -68,8 +68,8 @@ def buffers(compiled: Compiled) -> list[Buffer]:
     found = parse(said)
     if max((each.offset + each.size for each in found), default=0) != compiled.shared:
         raise RuntimeError(
-            f"the allocation pass of this Triton must give {compiled.shared} bytes, as "
-            f"it gave the compiled kernel, got {found}"
+            "this version of Triton must place the buffers in "
+            f"{compiled.shared} bytes, as in the compiled kernel, got {found}"
         )
     return found
 

@@ -1,8 +1,9 @@
-"""The adversarial checker: tries a softmax on inputs that break softmaxes.
+"""The adversarial checker: tries a function of rows on inputs that break kernels.
 
 A kernel that is right on one random matrix may still read a neighbour's memory, write
 past a row's end or lose a NaN. `check.softmax` tries plain inputs first, then odd ones.
-It stops at the first input that goes wrong and says what it found.
+It stops at the first input that goes wrong and says what it found, and the likely cause
+where `verdict` can tell. `check.rows` does the same for any other function of rows.
 
 Values are compared with PyTorch's softmax of the same rounded input, in float64. This
 comparison alone would miss much, so three traps are set as well:
@@ -21,128 +22,23 @@ finds accesses outside an allocation, on a GPU. Neither knows which inputs to tr
 """
 
 import functools
-import itertools
 import math
-import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from kernels.lab import backend, models
+from kernels.lab import backend, models, verdict
+from kernels.lab.cases import INF, LAYOUTS, VALUES, Case, plan
 from kernels.lab.guards import POISON, GuardAllocations, Guarded
+from kernels.lab.verdict import Failure, Fault, Summary, name_of
 
-Softmax = Callable[[torch.Tensor], torch.Tensor]
+Operator = Callable[[torch.Tensor], torch.Tensor]
 
-# ---- what is tried -------------------------------------------------------------------
-
-COLUMNS = (
-    *(0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129),
-    *(255, 256, 257, 511, 512, 513, 781, 1023, 1024, 1025, 1823),
-    *(2047, 2048, 2049, 4095, 4096, 4097),
-)
-ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 781, 1823)
-
-MARGIN = 16  # columns of poison on each side of a sliced row
-
-# For a shape: the strides, and the first element's offset from an aligned address.
-LAYOUTS: dict[str, Callable[[int, int], tuple[tuple[int, int], int]]] = {
-    "contiguous": lambda n_rows, n_cols: ((max(n_cols, 1), 1), 0),
-    "sliced": lambda n_rows, n_cols: ((n_cols + 2 * MARGIN, 1), MARGIN),
-    "transposed": lambda n_rows, n_cols: ((1, max(n_rows, 1)), 0),
-    "broadcast": lambda n_rows, n_cols: ((0, 1), 0),
-    "offset": lambda n_rows, n_cols: ((max(n_cols, 1), 1), 1),
-}
-
-INF = float("inf")
-
-
-def _put(row: torch.Tensor, where: slice, value: float) -> torch.Tensor:
-    row[where] = value
-    return row
-
-
-# Kinds of rows, and how to make each from normally distributed numbers.
-VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "normal": lambda row: row,
-    "ramp from 0 to -100": lambda row: torch.linspace(0, -100, len(row)).to(row),
-    "constant": lambda row: torch.full_like(row, 3.25),
-    "shifted by +1e4": lambda row: 8 * row + 1e4,
-    "shifted by -1e4": lambda row: 8 * row - 1e4,
-    "around 100": lambda row: 8 * row + 100,  # exp overflows: float32 from 89 up
-    "around -1000": lambda row: row - 1000,  # zeros of padding would be the maximum
-    "±60000": lambda row: 60000 * row.sign(),  # their difference overflows float16
-    "one -inf": lambda row: _put(row, slice(1), -INF),
-    "many -inf": lambda row: _put(row, slice(None, None, 2), -INF),
-    "only -inf": lambda row: torch.full_like(row, -INF),
-    "one +inf": lambda row: _put(row, slice(len(row) // 2, len(row) // 2 + 1), INF),
-    "one NaN": lambda row: _put(row, slice(-1, None), float("nan")),
-}
-
-
-@dataclass(frozen=True)
-class _Case:
-    n_rows: int
-    n_cols: int
-    dtype: torch.dtype
-    layout: str
-    kinds: tuple[str, ...]  # one for each row
-
-    def input(self) -> Guarded:
-        generator = torch.Generator().manual_seed(10_000 * self.n_rows + self.n_cols)
-        values = torch.randn(self.n_rows, self.n_cols, generator=generator)
-        for row, kind in zip(values, self.kinds, strict=True):
-            row.copy_(VALUES[kind](row))
-        size = (self.n_rows, self.n_cols)
-        strides, offset = LAYOUTS[self.layout](*size)
-        where = {"dtype": self.dtype, "device": backend.DEVICE}
-        guarded = Guarded(size, strides, poison=float("nan"), offset=offset, **where)
-        first = guarded.tensor[:1] if self.layout == "broadcast" else guarded.tensor
-        first.copy_(values[: len(first)])
-        return guarded
-
-
-def _plan(
-    dtypes: Sequence[torch.dtype], layouts: Sequence[str], max_cols: int | None
-) -> list[_Case]:
-    """Returns the inputs to try, from plain to odd.
-
-    Not every combination is tried. Each row costs milliseconds in the interpreter, and
-    each new width, dtype or alignment costs a compilation on a GPU. So every dtype and
-    layout meets every kind of row at one small shape, and the many shapes take dtypes
-    and layouts in turns.
-    """
-    columns = [n for n in COLUMNS if max_cols is None or n <= max_cols]
-    if max_cols is not None:
-        columns = sorted({*columns, max_cols})
-    width = min(10, columns[-1])
-    kind = itertools.cycle(VALUES)
-    cases = []
-
-    def add(n_rows: int, n_cols: int, dtype: torch.dtype, layout: str) -> None:
-        alike = layout == "broadcast"
-        kinds = [next(kind)] * n_rows if alike else itertools.islice(kind, n_rows)
-        cases.append(_Case(n_rows, n_cols, dtype, layout, tuple(kinds)))
-
-    for dtype, layout in itertools.product(dtypes, layouts):  # every kind of row
-        if layout == "broadcast":
-            for _ in VALUES:
-                add(2, width, dtype, layout)
-        else:
-            add(len(VALUES), width, dtype, layout)
-        add(0, width, dtype, layout)
-    for i, n_cols in enumerate(columns):  # dtypes and layouts in turns
-        for turn in (0, 1):
-            dtype = dtypes[(i + turn) % len(dtypes)]
-            add(2, n_cols, dtype, layouts[(i + 2 * turn) % len(layouts)])
-    for n_rows in ROWS:
-        add(n_rows, width, dtypes[0], layouts[0])
-    return list(dict.fromkeys(cases))
-
+__all__ = ["INF", "LAYOUTS", "VALUES", "Fault", "Summary", "rows", "softmax"]
 
 # ---- what is demanded ----------------------------------------------------------------
 
@@ -184,129 +80,11 @@ def _eps(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps * (TRUNCATION if truncates else 1)
 
 
-class Fault(StrEnum):
-    """What can be wrong with a softmax."""
-
-    RAISED = "raised an exception"
-    NO_TENSOR = "did not return a tensor"
-    SHAPE = "wrong shape"
-    DTYPE = "wrong dtype"
-    DEVICE = "wrong device"
-    INPUT = "modified its input"
-    ALIAS = "returned memory of its input"
-    STRAY = "wrote outside a tensor"
-    UNWRITTEN = "left output unwritten"
-    NAN = "NaN where a number is right"
-    NOT_NAN = "a number where NaN is right"
-    VALUE = "wrong value"
-    SUM = "row does not sum to 1"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """The first case that went wrong.
-
-    Attributes:
-        function: the name of the function that was tried.
-        fault: what is wrong.
-        shape, dtype, layout: what the input was like.
-        values: the kind of the failing row, or the kinds of the input's rows.
-        got, expected: numbers, or words where the fault is not a number.
-        tolerance: how far got may be from expected; None if no distance is allowed.
-        row, col: the place of the first wrong element; None where there is no place.
-        wrong: the number of wrong elements, or of rows if a row's sum is wrong.
-    """
-
-    function: str
-    fault: Fault
-    shape: tuple[int, int]
-    dtype: torch.dtype
-    layout: str
-    values: str
-    got: float | str
-    expected: float | str
-    tolerance: float | None = None
-    row: int | None = None
-    col: int | None = None
-    wrong: int = 0
-
-    def __str__(self) -> str:
-        n_rows, n_cols = self.shape
-        lines = [
-            f"{self.function}: {self.fault}",
-            f"  input     {n_rows} × {n_cols}, {_name(self.dtype)}, {self.layout}",
-            f"  values    {self.values}",
-        ]
-        if self.row is not None:
-            column, parts = "", n_rows
-            if self.col is not None:
-                column, parts = f", column {self.col}", n_rows * n_cols
-            place = f"row {self.row}{column}"
-            lines.append(f"  first at  {place}: {self.wrong} of {parts} wrong")
-        lines.append(f"  got       {_number(self.got)}")
-        lines.append(f"  expected  {_number(self.expected)}")
-        if self.tolerance is not None:
-            lines[-1] += f" ± {self.tolerance:.2g}"
-        return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What was tried. It is true if all inputs passed.
-
-    Attributes:
-        function: the name of the function that was tried.
-        cases: the number of inputs, those after a failure included.
-        dtypes, layouts: of the inputs.
-        most_rows, most_cols: the largest sizes of the inputs.
-        failure: the first failure; None if all inputs passed.
-    """
-
-    function: str
-    cases: int
-    dtypes: tuple[torch.dtype, ...]
-    layouts: tuple[str, ...]
-    most_rows: int
-    most_cols: int
-    failure: Failure | None = field(default=None)
-
-    def __bool__(self) -> bool:
-        return self.failure is None
-
-    def __str__(self) -> str:
-        if self.failure is not None:
-            return f"{self.function} fails: {self.failure.fault}"
-        kinds = textwrap.fill(", ".join(VALUES), 76).replace("\n", "\n" + 11 * " ")
-        lines = [
-            f"{self.function} passes all {self.cases} cases",
-            f"  shapes   0 to {self.most_rows} rows, 0 to {self.most_cols} columns",
-            f"  dtypes   {', '.join(map(_name, self.dtypes))}",
-            f"  layouts  {', '.join(self.layouts)}",
-            f"  values   {kinds}",
-        ]
-        if backend.INTERPRETED and torch.bfloat16 in self.dtypes:
-            lines.append(
-                "The interpreter converts float32 to bfloat16 by truncation, not by "
-                "rounding, so bfloat16's tolerance is doubled here."
-            )
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.5g}"
-
-
 # ---- the check -----------------------------------------------------------------------
 
 
 def softmax(
-    function: Softmax,
+    function: Operator,
     *,
     dtypes: Iterable[torch.dtype] = backend.DTYPES,
     layouts: Iterable[str] = tuple(LAYOUTS),
@@ -314,8 +92,9 @@ def softmax(
 ) -> Summary:
     """Tries a softmax over the rows of a matrix on more than 150 adversarial inputs.
 
-    Prints the first failure, if there is one. Exceptions of the function are failures
-    too and are not raised. The inputs are the same on every machine.
+    Prints the first failure, if there is one, in a sentence that names the likely cause
+    where it can be told. Lines that are still "..." are failures, and exceptions of the
+    function too: they are not raised. The inputs are the same on every machine.
 
     Args:
         function: takes x (n_rows, n_cols) and returns its softmax along dim 1 in a new
@@ -334,24 +113,113 @@ def softmax(
         ValueError: a dtype or a layout is unknown, there is none, or max_cols is below
             1.
     """
+    return _try(function, _SOFTMAX, dtypes, layouts, max_cols)
+
+
+def rows(
+    function: Operator,
+    reference: Operator,
+    *,
+    dtypes: Iterable[torch.dtype] = backend.DTYPES,
+    layouts: Iterable[str] = tuple(LAYOUTS),
+    max_cols: int | None = None,
+) -> Summary:
+    """Tries any function of the rows of a matrix, such as RMSNorm or log-softmax.
+
+    As `softmax` does, with the same sentences. Rows have at least one column, and each
+    matrix has random numbers of its own. A result may be as far from the reference as
+    rounding x and the result would bring it, 16 times over.
+
+    Args:
+        function: takes x (n_rows, n_cols) and returns a new tensor in x's dtype, on its
+            device.
+        reference: computes the right result of x in float64, on the CPU; its first
+            dimension is that of x.
+        dtypes, layouts, max_cols: as for `softmax`.
+
+    Returns:
+        A summary, which is true if all inputs passed.
+
+    Raises:
+        TypeError, ValueError: as for `softmax`.
+    """
+    return _try(function, _Wanted(reference), dtypes, layouts, max_cols)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a function should compute, and how near its values must be."""
+
+    operator: Operator
+    softmax: bool = False
+
+    def tolerance(
+        self, x: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        eps, allowed = _eps(dtype), TOLERANCES[dtype]
+        if self.softmax:
+            return eps * (allowed.relative * expected + allowed.absolute)
+        signs = 1 - 2.0 * (torch.arange(x.numel()).reshape(x.shape) % 3 % 2)
+        moved = (self.operator(x * (1 + eps * signs)) - expected).abs()
+        size = expected.abs().nan_to_num(0, 0, 0)
+        return ROUNDINGS * (eps * size + eps + _row_maximum(moved.nan_to_num(0, 0, 0)))
+
+
+def _row_maximum(values: torch.Tensor) -> torch.Tensor:
+    """The largest value of each row, in the place of each of the row's values."""
+    if values.ndim < 2 or not values.numel():
+        return values
+    return values.amax(dim=tuple(range(1, values.ndim)), keepdim=True) + 0 * values
+
+
+ROUNDINGS = 16
+_SOFTMAX = _Wanted(lambda x: torch.softmax(x, dim=1), softmax=True)
+
+
+def _try(
+    function: Operator,
+    wanted: _Wanted,
+    dtypes: Iterable[torch.dtype],
+    layouts: Iterable[str],
+    max_cols: int | None,
+) -> Summary:
     if not callable(function):
         raise TypeError(
-            f"function must be callable on a matrix, got {type(function).__name__}"
+            "function must be a function that takes a matrix, got "
+            f"{type(function).__name__}"
         )
     dtypes = _chosen("dtypes", dtypes, backend.DTYPES)
     layouts = _chosen("layouts", layouts, tuple(LAYOUTS))
     if max_cols is not None and max_cols < 1:
         raise ValueError(f"max_cols must be at least 1 or None, got {max_cols}")
-    cases = _plan(dtypes, layouts, max_cols)
+    cases = plan(dtypes, layouts, max_cols, seeds=not wanted.softmax)
+    if not wanted.softmax:
+        cases = [case for case in cases if case.n_cols]
     name = _name_of(function)
-    failures = (_failure(function, name, case) for case in cases)
+    failures = (_failure(function, name, wanted, case) for case in cases)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        failure = next(filter(None, failures), None)  # NumPy warns of inf - inf
+        failure = _unfinished(function, name, cases[0])
+        failure = failure or next(filter(None, failures), None)  # inf - inf warns
     if failure is not None:
-        print(failure)
+        print(failure.sentence)
     most_rows = max(case.n_rows for case in cases)
     most_cols = max(case.n_cols for case in cases)
     return Summary(name, len(cases), dtypes, layouts, most_rows, most_cols, failure)
+
+
+def _unfinished(function: Operator, name: str, case: Case) -> Failure | None:
+    if (place := verdict.unfinished(function)) is None:
+        return None
+    return Failure(
+        function=name,
+        fault=Fault.UNFINISHED,
+        shape=(case.n_rows, case.n_cols),
+        dtype=case.dtype,
+        layout=case.layout,
+        values="none: nothing was run",
+        got=f'line {place[1]} of {place[0]} still has "..." in it',
+        expected="code",
+    )
 
 
 def _chosen(argument: str, chosen: Iterable, known: tuple) -> tuple:
@@ -369,7 +237,9 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _failure(function: Softmax, name: str, case: _Case) -> Failure | None:
+def _failure(
+    function: Operator, name: str, wanted: _Wanted, case: Case
+) -> Failure | None:
     """Calls the function on one input, and returns what went wrong, if anything."""
     kinds = tuple(dict.fromkeys(case.kinds))
     fail = functools.partial(
@@ -388,14 +258,17 @@ def _failure(function: Softmax, name: str, case: _Case) -> Failure | None:
             if x.is_cuda:
                 torch.cuda.synchronize()  # so that a failed launch is reported here
         except Exception as error:
-            words = textwrap.shorten(f"{type(error).__name__}: {error}", 200)
+            words = verdict.raised(error, function)
             return fail(fault=Fault.RAISED, got=words, expected="a tensor")
 
     if not isinstance(output, torch.Tensor):
         kind = type(output).__name__
         return fail(fault=Fault.NO_TENSOR, got=kind, expected="a tensor")
+    right = wanted.operator(x.cpu().double())
+    like = right.to(x)  # the right shape, dtype and device
+    right = torch.where(like.cpu().isinf(), like.cpu().double(), right)  # too large
     for fault, describe in _ALIKE.items():
-        got, expected = describe(output), describe(x)
+        got, expected = describe(output), describe(like)
         if got != expected:
             return fail(fault=fault, got=got, expected=expected)
 
@@ -414,12 +287,12 @@ def _failure(function: Softmax, name: str, case: _Case) -> Failure | None:
             what = "the output" if own else "another tensor"
             return fail(fault=Fault.STRAY, **_stray(what, allocated, stray))
 
-    return _wrong_value(fail, case, x, output)
+    return _wrong_value(fail, wanted, case, trap, output, right)
 
 
 _ALIKE: dict[Fault, Callable[[torch.Tensor], str]] = {
     Fault.SHAPE: lambda t: " × ".join(map(str, t.shape)),
-    Fault.DTYPE: lambda t: _name(t.dtype),
+    Fault.DTYPE: lambda t: name_of(t.dtype),
     Fault.DEVICE: lambda t: str(t.device),
 }
 
@@ -434,28 +307,52 @@ def _stray(what: str, trap: Guarded, offsets: list[int]) -> dict[str, str]:
 
 
 def _wrong_value(
-    fail: Callable[..., Failure], case: _Case, x: torch.Tensor, output: torch.Tensor
+    fail: Callable[..., Failure],
+    wanted: _Wanted,
+    case: Case,
+    trap: Guarded,
+    output: torch.Tensor,
+    expected: torch.Tensor,
 ) -> Failure | None:
-    """Compares with the softmax of x in float64, and returns the first difference."""
-    expected = torch.softmax(x.cpu().double(), dim=1)
+    """Compares with the right result in float64, and returns the first difference."""
     got = output.detach().cpu().double()
     allowed, eps = TOLERANCES[case.dtype], _eps(case.dtype)
-    tolerance = eps * (allowed.relative * expected + allowed.absolute)
+    x = trap.tensor.cpu().double()
+    tolerance = wanted.tolerance(x, expected, case.dtype)
+    if not got.numel():
+        return None
+    got, expected, tolerance = (
+        part.reshape(case.n_rows, -1) for part in (got, expected, tolerance)
+    )
 
     def differ(values: torch.Tensor) -> torch.Tensor:
         near = (values - expected).abs() <= tolerance
-        return ~(near | (values.isnan() & expected.isnan()))
+        alike = (values == expected) | (values.isnan() & expected.isnan())
+        return ~(near | alike)
 
     wrong = differ(got)
     sums = got.sum(dim=1, keepdim=True)
     off = ((sums - 1).abs() > eps * allowed.total) & (case.n_cols > 0)
+    off &= wanted.softmax
     spoilt = differ(got / sums) | expected.isnan() | (got == POISON)
     only_scaled = off & ~spoilt.any(dim=1, keepdim=True)
     bad_rows = off.flatten() | wrong.any(dim=1)
     if not bad_rows.any():
         return None
     row = bad_rows.nonzero()[0].item()
-    fail = functools.partial(fail, values=case.kinds[row], row=row)
+    evidence = verdict.Evidence(
+        memory=trap.buffer.cpu().double(),
+        start=trap.start,
+        strides=trap.tensor.stride(),
+        size=(case.n_rows, case.n_cols),
+        row=row,
+        got=got[row],
+        expected=expected[row],
+        dtype=case.dtype,
+        unwritten=got[row] == POISON,
+    )
+    cause = verdict.cause(evidence, wanted.operator, softmax=wanted.softmax)
+    fail = functools.partial(fail, values=case.kinds[row], row=row, cause=cause)
     if only_scaled[row] or not wrong[row].any():
         return fail(
             fault=Fault.SUM,

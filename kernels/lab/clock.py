@@ -1,4 +1,4 @@
-"""Clocks: what the GPU needs for a call, and the host; and how a clock can mislead.
+"""Clocks: how long a call takes on the GPU and on the host, and how a clock misleads.
 
 A time is taken many times, and reported as its 20th, 50th and 80th percentile in µs:
 never as a mean, never of a single call. `CLOCKS` names the clocks, and the column
@@ -102,8 +102,8 @@ def require_gpu() -> None:
     else:
         why = "COURSE_MEASURE=recorded is set; unset it to measure on this GPU"
     raise RuntimeError(
-        f"nothing can be timed here: {why}; record.sweep and record.observe read what "
-        "was recorded"
+        f"nothing can be timed here: {why}; record.sweep and record.observe give the "
+        "recorded times"
     )
 
 

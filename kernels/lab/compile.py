@@ -154,8 +154,8 @@ def aot(
     """
     if isinstance(kernel, Launch) and (args or options):
         raise TypeError(
-            "a Launch brings its own arguments, got "
-            f"{len(args) + len(options)} more; dataclasses.replace changes a Launch"
+            "a Launch already has its arguments, so no others must be given, got "
+            f"{len(args) + len(options)}; dataclasses.replace makes a changed Launch"
         )
     launch = kernel if isinstance(kernel, Launch) else (kernel, args, options)
     return aot_all([launch], gpu=gpu)[0]

@@ -109,8 +109,8 @@ def profile(
     module, name = function.__module__, function.__qualname__
     if module == "__main__" or not name.isidentifier():
         raise TypeError(
-            f"function must be of a module, for a new process to import, got {name} "
-            f"of {module}; move it to a file"
+            "function must be one that a new process can import, got "
+            f"{name} of {module}; define it in a file"
         )
     if replay not in ("kernel", "application"):
         raise ValueError(f"replay must be 'kernel' or 'application', got {replay!r}")
@@ -202,7 +202,7 @@ def launched(function: Callable, *args: Any) -> list[str]:
     """
     if backend.INTERPRETED:
         raise RuntimeError(
-            "no kernel is launched here: kernels run in Triton's interpreter; "
+            "kernels run in Triton's interpreter here, so the GPU runs none; "
             "record.observe reads what was recorded on a GPU"
         )
     for _ in range(WARM_UPS):
@@ -217,7 +217,9 @@ def launched(function: Callable, *args: Any) -> list[str]:
         profiler.export_chrome_trace(str(path))
         names = _kernels_of(json.loads(path.read_text()))
     if not names:
-        raise Unavailable("torch.profiler saw no kernel: is CUPTI usable here?")
+        raise Unavailable(
+            "torch.profiler saw no kernel: CUPTI, its library, probably fails here"
+        )
     return names
 
 

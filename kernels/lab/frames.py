@@ -42,7 +42,7 @@ def only(df: pd.DataFrame, **equal: Any) -> pd.Series:
     """
     rows = select(df, **equal)
     if len(rows) != 1:
-        raise ValueError(f"{equal} must select one row, got {len(rows)}")
+        raise ValueError(f"{equal} must select exactly one row, got {len(rows)} rows")
     return rows.iloc[0]
 
 
@@ -87,7 +87,7 @@ def concat(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """
     frames = list(frames)
     if not frames:
-        raise ValueError("frames must hold a data frame, got none")
+        raise ValueError("frames must hold at least one data frame, got none")
     full = [frame for frame in frames if len(frame)] or frames[:1]
     df = pd.concat(full, ignore_index=True)
     sources = list(dict.fromkeys(frame.attrs.get("source", "") for frame in full))
@@ -112,7 +112,9 @@ def label(df: pd.DataFrame, measured: bool) -> str:
 def _require_columns(df: pd.DataFrame, names: Iterable[str]) -> None:
     for name in names:
         if name not in df:
-            raise ValueError(f"no such column: {name!r}; there are {[*df]}")
+            raise ValueError(
+                f"the table has no column {name!r}; its columns are {[*df]}"
+            )
 
 
 def with_source(df: pd.DataFrame, source: str) -> pd.DataFrame:

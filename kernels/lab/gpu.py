@@ -1,4 +1,4 @@
-"""Facts of a GPU that a kernel's author needs: what one SM holds, and how much of all.
+"""Facts about GPUs: how much one SM holds, how many SMs there are, how much memory.
 
 `current()` reads them from the driver of the GPU at hand. `named("L4")` has them for
 GPUs that are widely met, so that everything the course computes from such facts can be
@@ -192,8 +192,8 @@ def of(name: str) -> Gpu:
     if name not in by_name:
         known = ", ".join(map(repr, by_name))
         raise ValueError(
-            f"name must be a driver's name of a documented GPU ({known}) or of this "
-            f"machine's, got {name!r}"
+            f"name must be the driver's full name for this machine's GPU, or for a "
+            f"documented GPU ({known}), got {name!r}"
         )
     return by_name[name]
 

@@ -304,7 +304,7 @@ def butterfly(
     """
     lanes = len(values)
     if lanes.bit_count() != 1:
-        raise ValueError(f"values must be a power of two in number, got {lanes}")
+        raise ValueError(f"the number of values must be a power of two, got {lanes}")
     halvings = range(1, lanes.bit_length())
     return exchanged(values, [lanes >> step for step in halvings], combine)
 
@@ -394,7 +394,7 @@ def block_reduction(
     filled = [*values, *[missing] * absent]
     if not 0 < len(filled) <= warp_size**2:
         raise ValueError(
-            f"values must be 1 to {warp_size**2} in number, got {len(values)}"
+            f"the number of values must be 1 to {warp_size**2}, got {len(values)}"
         )
     warps = [
         filled[first : first + warp_size] for first in range(0, len(filled), warp_size)

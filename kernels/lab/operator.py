@@ -153,7 +153,7 @@ def validate_rows(
     if max_rows is not None and x.shape[0] > max_rows:
         raise ValueError(
             f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "
-            "rows do not depend on each other, so parts of x can go one after another"
+            "rows do not depend on each other, so call the function on parts of x"
         )
     if max_cols is not None and x.shape[1] > max_cols:
         raise ValueError(

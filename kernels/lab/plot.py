@@ -356,6 +356,8 @@ def roofline(
     *,
     peak_tflops: float,
     copy_gbps: float | None = None,
+    unit: str = "TFLOP/s",
+    xlabel: str = "arithmetic intensity, operations per byte moved",
     title: str = "",
     source: str = "",
 ) -> Figure:
@@ -366,6 +368,8 @@ def roofline(
         points: name → (operations per byte moved, TFLOP/s reached).
         peak_tflops: the GPU's peak arithmetic rate for these operations, TFLOP/s.
         copy_gbps: the bandwidth that a copy reaches, GB/s, drawn dashed.
+        unit, xlabel: other words, where something else than operations is counted, such
+            as 10¹² instructions per second.
         title, source: as in `figure`.
 
     Raises:
@@ -395,9 +399,9 @@ def roofline(
         point = points[name]
         ax.plot(*point, marker or "o", color=colour, markersize=8)
         ax.annotate(label, point, (8, -3), va="top", color=darker(colour), **near)
-    ax.set(xlabel="arithmetic intensity, operations per byte moved", ylabel="TFLOP/s")
+    ax.set(xlabel=xlabel, ylabel=unit)
     near |= {"ha": "right", "rotation_mode": "anchor"}
-    ax.annotate(f"{peak_tflops:g} TFLOP/s", (right, peak_tflops), (-4, 5), **near)
+    ax.annotate(f"{peak_tflops:g} {unit}", (right, peak_tflops), (-4, 5), **near)
     card.draw_without_rendering()  # the layout decides how steep the slope looks
     ends = ax.transData.transform([(left, left * slope), (ridge, peak_tflops)])
     near["rotation"] = math.degrees(math.atan2(*(ends[1] - ends[0])[::-1]))

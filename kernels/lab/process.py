@@ -1,4 +1,4 @@
-"""Functions run in a process of their own: in the other world, or away from this one.
+"""Runs a function in another process: interpreted, compiled, or in a fresh one.
 
 A reader without a GPU wants to see what the compiler makes of a kernel. A reader with a
 GPU wants to count every access of a kernel, which only the interpreter can do. One
@@ -14,7 +14,7 @@ TRITON_INTERPRET and CUDA_VISIBLE_DEVICES must differ. `concurrent.futures` is b
 it, and its time limit stops the waiting, not the process. `loky` comes nearest: it
 pickles by value with cloudpickle, and its workers have an environment of their own. But
 what is most of this module would still be ours: how kernels and a GPU's tensors travel,
-a time limit that ends the process, and the last words of a process that died. So
+a time limit that ends the process, and the last output of a process that died. So
 cloudpickle is used, and a pipe.
 """
 
@@ -61,7 +61,7 @@ def call_in(world: str, function: Callable, /, *args: Any, **kwargs: Any) -> Any
 
     Raises:
         ValueError: the world is neither of the two.
-        RuntimeError: the helper process died; the message ends with its last words. Or
+        RuntimeError: the helper process died; the message ends with its last output. Or
             the interpreter does not work with the NumPy that is installed.
     """
     if world not in WORLDS:
@@ -84,7 +84,7 @@ def call_apart(function: Callable, /, *args: Any, **kwargs: Any) -> Any:
         function: what to call; may be defined in a notebook.
 
     Raises:
-        RuntimeError: the process died; the message ends with its last words.
+        RuntimeError: the process died; the message ends with its last output.
     """
     world = "interpreter" if backend.INTERPRETED else "compiler"
     helper = Helper(world, hide_gpu=False)
@@ -237,7 +237,7 @@ class Helper:
 
         Raises:
             TimeoutError: the call took longer, and the process was ended.
-            RuntimeError: the process died; the message ends with its last words.
+            RuntimeError: the process died; the message ends with its last output.
         """
         message = _dumps((list(sys.path), _dumps((function, args, kwargs or {}))))
         with self.lock:
@@ -255,8 +255,8 @@ class Helper:
                 self.errors.seek(0)
                 words = self.errors.read().decode(errors="replace").strip()
                 raise RuntimeError(
-                    f"the helper process of the {self.world} world died; its last "
-                    f"words: {words[-2000:] or '(none)'}"
+                    f"the process that ran the function ({self.world}) ended before it "
+                    f"answered; its last output: {words[-2000:] or '(none)'}"
                 ) from error
             except BaseException:  # interrupted; the next call must not get its answer
                 self.stop()

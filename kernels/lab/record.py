@@ -287,7 +287,10 @@ def observe(
         else:
             columns = list(rows[0]) if rows else PROVENANCE
             if any(list(row) != columns for row in rows):
-                raise ValueError(f"{name}: all rows must have the keys {columns}")
+                odd = next(list(row) for row in rows if list(row) != columns)
+                raise ValueError(
+                    f"{name}: all rows must have the keys {columns}, got {odd}"
+                )
             df = pd.DataFrame(rows, columns=columns, dtype=object)
             text = df.to_csv(index=False, lineterminator="\n")
             if _recording():
@@ -515,8 +518,8 @@ def _frame(rows: Iterable[tuple]) -> pd.DataFrame:
 
 def _read(path: Path) -> pd.DataFrame:
     """The rows of a sweep's file."""
-    if [*pd.read_csv(path, nrows=0)] != COLUMNS:
-        raise ValueError(f"{path} must have the columns {COLUMNS}")
+    if (columns := [*pd.read_csv(path, nrows=0)]) != COLUMNS:
+        raise ValueError(f"{path} must have the columns {COLUMNS}, got {columns}")
     blank = {column: ["nan", ""] for column in TIMES}
     df = pd.read_csv(path, dtype=_TYPES, na_values=blank, keep_default_na=False)
     return df.round(3)  # as the clocks do: some versions of pandas read 1 bit beside

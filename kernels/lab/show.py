@@ -7,6 +7,7 @@ Styler gives its tables random names, which change the output of every run.
 import ast
 import difflib
 import inspect
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -30,28 +31,47 @@ class Code:
         return f"{fence}{self.language}\n{self.text}\n{fence}"
 
 
-def source(function: Callable) -> Code:
-    """The source of a function or a kernel, with its docstring.
+def source(function: Callable, *, docstring: bool = True) -> Code:
+    """The source of a function or a kernel, with its docstring or without.
 
     Raises:
         TypeError: function is no Python function, or its source cannot be read.
     """
-    return Code(_source(function), "python")
+    text = _source(function)
+    return Code(text if docstring else _without_docstring(text), "python")
 
 
-def diff(old: Callable, new: Callable) -> Code:
+def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
     """The lines that change from one function or kernel to another, in their context.
 
     Docstrings are left out. The language of the text is "diff", so that a notebook
     gives removed and added lines two colours.
 
+    Args:
+        old, new: functions or kernels.
+        indentation: False takes a line that is only indented differently for the same
+            line, and shows it as `new` has it: a loop is added in one line, and the
+            lines that move into it are not changes.
+
     Raises:
         TypeError: as `source`.
     """
-    texts = [_without_docstring(_source(each)).splitlines() for each in (old, new)]
+    before, after = (
+        _without_docstring(_source(each)).splitlines() for each in (old, new)
+    )
     names = [f"{each.__module__}.{each.__name__}" for each in map(_plain, (old, new))]
-    changes = difflib.unified_diff(*texts, *names, n=max(map(len, texts)), lineterm="")
-    return Code("\n".join(line for line in changes if line[:2] != "@@"), "diff")
+    compared = [
+        [line if indentation else line.strip() for line in text]
+        for text in (before, after)
+    ]
+    n_lines = max(len(before), len(after))
+    changes = difflib.unified_diff(*compared, *names, n=n_lines, lineterm="")
+    header, lines = [*itertools.islice(changes, 3)][:2], []
+    olds, news = iter(before), iter(after)
+    for sign in (change[:1] for change in changes):
+        old_line = next(olds) if sign != "+" else ""
+        lines.append(sign + (old_line if sign == "-" else next(news)))
+    return Code("\n".join([*header, *lines]), "diff")
 
 
 def _plain(function: Any) -> Any:

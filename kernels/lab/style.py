@@ -132,7 +132,7 @@ def styles_of(names: Iterable[str]) -> dict[str, Style]:
         free = [style for style in wanted if style.colour not in taken]
         if not free:
             raise ValueError(
-                f"names must have at most {len(SPARE)} outside STYLES, got {names}"
+                f"at most {len(SPARE)} names may be without a style, got {names}"
             )
         styles[name] = _given[name] = free[0]._replace(label=name)
     return styles

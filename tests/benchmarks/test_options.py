@@ -1,7 +1,9 @@
 """The experiments of chapter `meta`: each option is tried, and refusals are rows."""
 
+import re
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from benchmarks import options
@@ -60,27 +62,60 @@ def test_a_refused_launch_is_a_row_with_its_reason(timed):
     assert (granted["programs"], granted["us"], granted["error"]) == (2, 2.0, None)
 
 
-def test_the_first_call_of_each_new_autotuner_is_timed(monkeypatch):
-    tuners = []
+def test_the_table_says_what_each_keyword_changes_and_where(timed):
+    observed = pd.DataFrame(options.keywords(5, 64, n_few=2))
+    table = options.effects(observed)
+    code = table["our machine code"]
+    for keyword in ("num_stages=1", "enable_fp_fusion=False"):
+        assert code[keyword] == "same"
+    assert set(code["launch_cooperative_grid=True"]) == {"same"}
+    assert re.fullmatch(
+        r"new: \d+ bytes spilled, 16 programs per SM", code["maxnreg=32"]
+    )
+    assert [*table["µs"][:7]] == ["2"] * 5 + ["refused", "2"]
+    places = table["takes effect in"]
+    assert "8 asynchronous copies; with the launch's 4 only: 0" in places.iloc[1]
+    assert (
+        places["enable_fp_fusion=False"] == "a * b + c: fma; without fusion: mul, add"
+    )
+    assert places["num_ctas=2"].endswith(".reqnctapercluster 2")
+
+
+def test_new_autotuners_choose_for_few_rows_and_for_many(monkeypatch):
+    tuners, rows = [], []
 
     def autotuned():
-        tuners.append(SimpleNamespace(best_config=SimpleNamespace(num_warps=8)))
+        warps = 8 if len(tuners) % 2 else 4
+        tuners.append(SimpleNamespace(best_config=SimpleNamespace(num_warps=warps)))
         return tuners[-1]
 
     def call_us(function, x, tuned):
-        assert function is meta.launch and tuned is tuners[-1]
+        assert function is meta.launch and any(tuned is each for each in tuners)
+        rows.append(x.shape)
         return 1_500_000.0
 
     monkeypatch.setattr(meta, "autotuned", autotuned)
     monkeypatch.setattr(clock, "require_gpu", lambda: None)
     monkeypatch.setattr(clock, "call_us", call_us)
-    monkeypatch.setattr(clock, "events_us", lambda function, *args: (1.0, 2.0, 3.0))
-    rows = list(options.first_calls(32))
-    assert len(tuners) == 2
-    assert [row["n_rows"] for row in rows] == [64, 16384]
-    assert {row["first_s"] for row in rows} == {1.5}
-    assert {row["later_us"] for row in rows} == {2.0}
-    assert {row["num_warps"] for row in rows} == {8}
+    found = pd.DataFrame(options.first_calls([2**20], few=3, tries=2))
+    assert rows == [(3, 2**20)] * 2 + [(64, 2**20)] * 2
+    assert [*found["n_rows"]] == [3, 64]
+    assert set(found["first_s"]) == {1.5}
+    assert set(found["chosen"]) == {"4, 8"}
+
+
+def test_a_choice_is_worth_what_was_measured_for_many_rows():
+    measured = pd.DataFrame(
+        {
+            "dtype": ["bfloat16", "bfloat16", "float32"],
+            "n_cols": 256,
+            "num_warps": [1, 8, 8],
+            "share_of_best": [1.0, 0.5, 0.9],
+        }
+    )
+    first = {"n_cols": 256, "n_rows": 64, "first_s": 1.5}
+    observed = pd.DataFrame([{**first, "chosen": c} for c in ("1, 8, 1", "1")])
+    assert [*options.worst_choices(observed, measured)["worst"]] == [0.5, 1.0]
 
 
 @pytest.mark.parametrize("experiment", [options.keywords, options.first_calls])
@@ -94,6 +129,6 @@ def test_nothing_is_timed_without_a_gpu(monkeypatch, experiment):
 def test_fewer_registers_are_slower_and_the_first_call_is_slow():
     rows = {row["keyword"]: row for row in options.keywords()}
     assert rows["maxnreg=32"]["us"] > rows["as it is"]["us"] > 0
-    for row in options.first_calls():
-        assert 1e6 * row["first_s"] > row["later_us"] > 0
-        assert row["num_warps"] in meta.WARPS
+    for row in options.first_calls([256], tries=2):
+        assert row["first_s"] > 0
+        assert {int(each) for each in row["chosen"].split(", ")} <= {*meta.WARPS}

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from IPython.core.interactiveshell import InteractiveShell
 
 from kernels.lab import backend, check
 from kernels.lab.check import INF, Fault
@@ -100,9 +101,10 @@ def test_right_softmax_passes(function, capsys):
     assert summary
     assert summary.failure is None
     assert capsys.readouterr().out == ""
-    first, *_, last = str(summary).splitlines()
+    first, *others = str(summary).splitlines()
     assert first == f"{function.__name__} passes all {summary.cases} cases"
-    assert last.startswith("The interpreter") == backend.INTERPRETED
+    note = any(line.startswith("The interpreter converts") for line in others)
+    assert note == backend.INTERPRETED
 
 
 # ---- wrong kernels, each with the fault to be found ----------------------------------
@@ -228,6 +230,10 @@ def three_eps_too_large(x):
     return (torch.softmax(x.double(), dim=1) * (1 + 3 * eps)).to(x.dtype)
 
 
+def unfinished(x):
+    return torch.exp(x) / ...
+
+
 FLAWED_FUNCTIONS = {
     ignores_the_offset: Fault.NAN,
     assumes_alignment: Fault.NAN,
@@ -250,6 +256,7 @@ FLAWED_FUNCTIONS = {
     lambda x: torch.softmax(x, dim=1)[None]: Fault.SHAPE,
     lambda x: torch.softmax(x, dim=1).to("meta"): Fault.DEVICE,
     lambda x: None: Fault.NO_TENSOR,
+    unfinished: Fault.UNFINISHED,
 }
 
 
@@ -281,21 +288,31 @@ def increment(x: torch.Tensor) -> torch.Tensor:
 # ---- what is said --------------------------------------------------------------------
 
 
-def test_failure_reads_well_and_is_printed_once(capsys):
-    summary = check.softmax(
-        functools.partial(row_softmax, flaw="last column unwritten")
+LAST_UNWRITTEN = functools.partial(row_softmax, flaw="last column unwritten")
+
+
+def test_failure_is_printed_in_a_sentence_and_its_report_reads_well(capsys):
+    summary = check.softmax(LAST_UNWRITTEN)
+    assert capsys.readouterr().out == (
+        "Row 0 (normal) of a 13 × 10 matrix (float32) is wrong: column 9 was never\n"
+        "written. Does the mask of the store leave out too much?\n"
     )
-    text = """\
+    report = """\
 row_softmax: left output unwritten
   input     13 × 10, float32, contiguous
   values    normal
   first at  row 0, column 9: 13 of 130 wrong
   got       54272, which was there before the call
-  expected  0.58684 ± 1.1e-06
-"""
-    assert capsys.readouterr().out == text
-    assert f"{summary.failure}\n" == text
+  expected  0.58684 ± 1.1e-06"""
+    assert str(summary.failure) == report
     assert repr(summary) == str(summary) == "row_softmax fails: left output unwritten"
+
+
+def test_notebook_shows_a_summary_but_no_failure_twice():
+    formatter = InteractiveShell.instance().display_formatter
+    assert formatter.format(check.softmax(LAST_UNWRITTEN)) == ({}, {})
+    shown, _ = formatter.format(check.softmax(torch_softmax, max_cols=9))
+    assert "passes all" in shown["text/plain"]
 
 
 @pytest.mark.parametrize(
@@ -434,7 +451,7 @@ def test_compiled_functions_are_checked_as_compiled():
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"function": 3}, TypeError, "function must be callable .* got int"),
+        ({"function": 3}, TypeError, "function must be a function that .* got int"),
         ({"dtypes": [torch.float64]}, ValueError, "dtypes must be .* got .*float64"),
         ({"dtypes": []}, ValueError, r"dtypes must be .* got \(\)"),
         ({"layouts": ["diagonal"]}, ValueError, "layouts must be .* got .*diagonal"),
@@ -444,6 +461,95 @@ def test_compiled_functions_are_checked_as_compiled():
 def test_wrong_arguments(arguments, error, words):
     with pytest.raises(error, match=words):
         check.softmax(**({"function": torch_softmax} | arguments))
+
+
+# ---- any function of rows ------------------------------------------------------------
+
+
+@triton.jit
+def norm_kernel(
+    output_ptr, input_ptr, n_cols, FILL: tl.constexpr, BLOCK_COLS: tl.constexpr
+):
+    row = tl.program_id(0)
+    cols = tl.arange(0, BLOCK_COLS)
+    mask = cols < n_cols
+    x = tl.load(input_ptr + row * n_cols + cols, mask=mask, other=FILL).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, axis=0) / n_cols + 1e-6)
+    tl.store(output_ptr + row * n_cols + cols, y, mask=mask)
+
+
+def rms_norm(x, fill=0.0):
+    output = torch.empty_like(x)
+    block = triton.next_power_of_2(x.shape[1])
+    norm_kernel[(len(x),)](output, x, x.shape[1], FILL=fill, BLOCK_COLS=block)
+    return output
+
+
+def right_norm(x):
+    return x * torch.rsqrt(x.square().mean(dim=1, keepdim=True) + 1e-6)
+
+
+def test_right_norm_passes():
+    assert check.rows(rms_norm, right_norm, layouts=["contiguous"])
+
+
+@pytest.mark.parametrize(
+    ("function", "layouts", "fault", "words"),
+    [
+        (
+            functools.partial(rms_norm, fill=-INF),
+            ["contiguous"],
+            Fault.VALUE,
+            "of which the last 6 hold -inf. Masked elements took part.",
+        ),
+        (
+            functools.partial(rms_norm, fill=1.0),
+            ["contiguous"],
+            Fault.VALUE,
+            "is wrong: column 0 is",
+        ),
+        (rms_norm, list(check.LAYOUTS), Fault.NAN, "x.stride(0) elements: 42 here"),
+        (unfinished, ["sliced"], Fault.UNFINISHED, "Not yet: line 2 of unfinished"),
+        (fails_on_no_columns, ["sliced"], Fault.VALUE, "column 0 is 0.0323"),
+        (lambda x: x[13], ["sliced"], Fault.RAISED, "IndexError: index 13 is out"),
+    ],
+)
+def test_wrong_norm_gets_a_sentence(function, layouts, fault, words, capsys):
+    summary = check.rows(function, right_norm, layouts=layouts)
+    assert summary.failure.fault is fault
+    assert words in " ".join(capsys.readouterr().out.split())
+
+
+def log_softmax(x):
+    return torch.log_softmax(x, dim=1)
+
+
+def overflowing_log_softmax(x):
+    return x - x.float().exp().sum(dim=1, keepdim=True).log().to(x.dtype)
+
+
+def sum_of_squares(x):
+    return x.float().square().sum(dim=1).to(x.dtype)
+
+
+def exact_sum_of_squares(x):
+    return x.square().sum(dim=1)
+
+
+def test_rows_may_become_scalars_and_infinities():
+    assert check.rows(log_softmax, log_softmax, max_cols=65)
+    assert check.rows(sum_of_squares, exact_sum_of_squares, max_cols=65)
+    assert not check.rows(overflowing_log_softmax, log_softmax, max_cols=65)
+    wrong_shape = check.rows(log_softmax, exact_sum_of_squares).failure
+    assert (wrong_shape.got, wrong_shape.expected) == ("13 × 10", "13")
+
+
+def test_every_matrix_of_rows_has_numbers_of_its_own():
+    seen = []
+    assert check.rows(lambda x: seen.append(x[:1].clone()) or 2 * x, lambda x: 2 * x)
+    alike = [x for x in seen if x.numel() and torch.equal(x, seen[0])]
+    assert len(alike) == 1
+    assert {0, 1} < {x.numel() for x in seen}
 
 
 # ---- shuffles ------------------------------------------------------------------------

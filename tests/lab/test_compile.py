@@ -202,9 +202,9 @@ def test_a_launch_compiles_as_its_call_would():
 
 
 def test_a_launch_brings_all_of_its_arguments():
-    with pytest.raises(TypeError, match="its own arguments, got 1 more"):
+    with pytest.raises(TypeError, match=r"already has its arguments.* got 1;"):
         compile.aot(LAUNCH, num_warps=4)
-    with pytest.raises(TypeError, match="its own arguments, got 2 more"):
+    with pytest.raises(TypeError, match=r"already has its arguments.* got 2;"):
         compile.aot(LAUNCH, 1001, num_warps=4)
 
 

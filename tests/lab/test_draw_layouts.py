@@ -85,7 +85,7 @@ def test_banks_count_the_words_of_a_bank(stride, passes):
 
 
 def test_banks_of_something_else():
-    with pytest.raises(ValueError, match="a load must have 32 addresses"):
+    with pytest.raises(ValueError, match="a load must be 32 addresses"):
         draw.banks({"a load": range(31)})
 
 

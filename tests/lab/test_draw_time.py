@@ -78,7 +78,11 @@ def test_schedule_names_a_slot_of_another_speed():
         ({"speeds": [1, 1, 0, 1]}, ValueError, "speeds must be positive"),
         ({"n_rows": 0}, ValueError, "n_rows must be from 1 to 120.*got 0"),
         ({"slots": 17}, ValueError, "slots must be from 1 to 16.*got 17"),
-        ({"duration": [1.0]}, ValueError, "duration must be one time or 9, got 1"),
+        (
+            {"duration": [1.0]},
+            ValueError,
+            "duration must be one time, or 9, one for each row, got 1",
+        ),
         ({"duration": 0}, ValueError, "duration or start must be positive"),
         ({"start": -1}, ValueError, "duration or start must be positive.*-1"),
         ({"start": "1"}, TypeError, "duration or start must be a number, got str"),

@@ -343,7 +343,7 @@ def test_a_missing_mask_is_named():
     assert text == (
         "load_at, program 0: load at offset 781 of input_ptr, whose last element is 780"
         "\ninput_ptr has shape (781,) and strides (1,)"
-        "\n243 of 1024 lanes are outside, the first is lane 781"
+        "\n243 of 1024 elements are outside, the first is element 781"
     )
 
 
@@ -352,7 +352,7 @@ def test_a_tile_names_row_column_and_program():
     assert text == (
         "load_tile, program (0, 2): load at offset 40 of input_ptr, whose last element "
         "is 39\ninput_ptr has shape (5, 8) and strides (8, 1): this would be row 5, "
-        "column 0\n8 of 16 lanes are outside, the first is lane (1, 0)"
+        "column 0\n8 of 16 elements are outside, the first is element (1, 0)"
     )
 
 
@@ -376,7 +376,7 @@ def test_an_access_that_would_kill_the_process_is_stopped():
 def test_a_negative_offset():
     text = fault(launch(load_at), torch.zeros(2, 8)[1], -1, 4)
     assert "load at offset -1 of input_ptr, whose first element is 0" in text
-    assert "first is lane 0" in text
+    assert "first is element 0" in text
 
 
 def test_the_neighbour_column_of_a_slice():
@@ -393,7 +393,7 @@ def test_the_skipped_column_of_a_transposed_view():
 def test_the_gap_of_a_column_stride():
     text = fault(launch(load_at), torch.zeros(4, 10)[:, ::2], 0, 4)
     assert "offset 1 of input_ptr, which lies between the elements of this" in text
-    assert "2 of 4 lanes are outside, the first is lane 1" in text
+    assert "2 of 4 elements are outside, the first is element 1" in text
 
 
 def test_a_gap_of_an_overlapping_view():
@@ -430,7 +430,7 @@ def test_one_block_may_point_into_two_tensors():
     assert meter.count(either, first, second, 3, 8).values == (8, 0, 0)
     text = fault(either, first, second, 4, 8)
     assert "offset 3 of first_ptr" in text
-    assert "1 of 8 lanes" in text
+    assert "1 of 8 elements" in text
 
 
 def test_a_pointer_of_another_type():

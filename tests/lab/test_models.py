@@ -208,7 +208,9 @@ def test_a_butterfly_combines_all_values_in_every_lane():
 
 @pytest.mark.parametrize("count", [0, 3, 12])
 def test_a_butterfly_needs_a_power_of_two(count):
-    with pytest.raises(ValueError, match=f"power of two in number, got {count}"):
+    with pytest.raises(
+        ValueError, match=f"number of values must be a power of two, got {count}"
+    ):
         models.butterfly(range(count))
 
 
@@ -266,7 +268,7 @@ def test_a_block_of_112_threads_lacks_lanes():
 
 @pytest.mark.parametrize("threads", [0, 17 * 16])
 def test_a_block_has_no_more_warps_than_a_warp_has_lanes(threads):
-    with pytest.raises(ValueError, match="1 to 256 in number"):
+    with pytest.raises(ValueError, match="number of values must be 1 to 256"):
         models.block_reduction([1] * threads, warp_size=16)
 
 

@@ -268,6 +268,10 @@ def test_roofline_bends_where_arithmetic_takes_over():
     assert softmax.get_color() == plot.COLOURS["persistent"]
     assert matmul.get_xydata().tolist() == [[300.0, 40.0]]
     assert {"persistent", "matmul", "67 TFLOP/s", "copy: 4250 GB/s"} < set(words(ax))
+    counted = {"unit": "10¹²/s", "xlabel": "instructions per byte moved"}
+    (ax,) = plot.roofline(h200, points, peak_tflops=30.0, **counted).axes
+    assert "30 10¹²/s" in words(ax)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == (counted["xlabel"], "10¹²/s")
     with pytest.raises(ValueError, match=r"points\['idle'\] must be positive"):
         plot.roofline(h200, {"idle": (1.0, 0.0)}, peak_tflops=67.0)
 

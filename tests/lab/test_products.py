@@ -127,6 +127,14 @@ def test_every_dtype_and_layout_is_tried():
         assert any(start for kind, *_, start in seen if kind == dtype)
 
 
+def test_a_product_that_is_still_to_be_written():
+    def stub(a, b):
+        return ...
+
+    said = 'Not yet. Line 2 of stub still has "..." in it.'
+    assert repr(products.check(stub)) == said
+
+
 def test_what_is_no_function_is_named():
     with pytest.raises(TypeError, match=r"function must be callable.*got int"):
         products.check(3)

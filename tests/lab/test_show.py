@@ -41,6 +41,12 @@ def test_source_shows_a_kernel_as_its_module_has_it():
     assert repr(show.source(tuned)) == text
 
 
+def test_source_without_its_docstring_keeps_every_other_line():
+    text = repr(show.source(double))
+    shorter = repr(show.source(double, docstring=False))
+    assert shorter == text.replace('    """Doubles a block."""\n', "")
+
+
 @pytest.mark.parametrize("unreadable", [len, 3])
 def test_source_refuses_what_has_none(unreadable):
     with pytest.raises(TypeError, match="source can be read, got"):
@@ -66,6 +72,30 @@ def test_diff_shows_what_changes_and_no_docstrings():
     ]
     assert shown._repr_markdown_().startswith("```diff\n---")
     assert repr(show.diff(double, double)) == ""
+
+
+def once(x):
+    y = 2 * x
+    return y
+
+
+def often(x):
+    for _ in range(3):
+        y = 2 * x
+
+    return y
+
+
+def test_a_diff_may_ignore_that_lines_move_into_a_loop():
+    assert len(repr(show.diff(once, often)).splitlines()) == 9
+    assert repr(show.diff(once, often, indentation=False)).splitlines()[2:] == [
+        "-def once(x):",
+        "+def often(x):",
+        "+    for _ in range(3):",
+        "         y = 2 * x",
+        "+",
+        "     return y",
+    ]
 
 
 # ---- tables --------------------------------------------------------------------------

@@ -111,7 +111,7 @@ def test_unknown_providers_get_styles_of_their_own_and_keep_them():
     assert first["mine"].label == "mine"
     assert style.styles_of(["yours"])["yours"] == first["yours"]
     assert style.styles_of(["persistent"])["persistent"] == first["persistent"]
-    with pytest.raises(ValueError, match="outside STYLES"):
+    with pytest.raises(ValueError, match="without a style"):
         style.styles_of(map(str, range(len(style.SPARE) + 1)))
 
 

@@ -103,7 +103,9 @@ def banks(accesses: Mapping[str, Sequence[int]]) -> Figure:
     for panel, (name, addresses) in enumerate(accesses.items()):
         addresses = [int(address) for address in addresses]
         if len(addresses) != 32 or min(addresses) < 0:
-            raise ValueError(f"{name} must have 32 addresses from 0, got {addresses}")
+            raise ValueError(
+                f"{name} must be 32 addresses, none below 0, got {addresses}"
+            )
         top, passes = 10 + 21 * panel, models.bank_passes(addresses)
         pic.bold(2.5, top - 1, name)
         times = "1 pass" if passes == 1 else f"{passes} passes"

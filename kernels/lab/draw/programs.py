@@ -31,7 +31,7 @@ def launch(kernel: str, n_programs: int, *, sms: int = 4, per_sm: int = 3) -> Fi
         per_sm: the programs that are resident on an SM at once, at most 6.
     """
     if not isinstance(kernel, str):
-        raise TypeError(f"kernel must be a name, got {type(kernel).__name__}")
+        raise TypeError(f"kernel must be its name, a str, got {type(kernel).__name__}")
     n_programs = count("n_programs", n_programs, 48)
     sms, per_sm = count("sms", sms, 8), count("per_sm", per_sm, 6)
     placed = min(n_programs, sms * per_sm)

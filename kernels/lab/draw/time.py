@@ -156,7 +156,10 @@ def schedule(
     n_rows, slots = count("n_rows", n_rows, 120), count("slots", slots, 16)
     times = [duration] * n_rows if isinstance(duration, int | float) else list(duration)
     if len(times) != n_rows:
-        raise ValueError(f"duration must be one time or {n_rows}, got {len(times)}")
+        raise ValueError(
+            f"duration must be one time, or {n_rows}, one for each row, "
+            f"got {len(times)}"
+        )
     for time in (*times, start or 1):
         check_positive("duration or start", time)
     if speeds is not None and len(speeds) != slots:
