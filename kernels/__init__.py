@@ -20,6 +20,7 @@ The ladder (what each chapter's module changes, and what that buys):
     online      running (max, sum) pairs     rows of any length, in two readings
     cooperative programs that share a row    any length, in one reading
     fastest     the kernel that fits         one softmax for every shape
+    gradient    two inputs, one reduction    the way back at the speed of memory
 """
 
 from kernels.lab import backend as _backend  # picks the world before Triton is imported
@@ -27,7 +28,7 @@ from kernels.lab import backend as _backend  # picks the world before Triton is 
 CHAPTERS = (
     *("eager", "traffic", "program", "strided", "residency", "meta", "persistent"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
-    *("tiled", "unaligned", "online", "cooperative", "fastest"),
+    *("tiled", "unaligned", "online", "cooperative", "fastest", "gradient"),
 )
 
 __all__ = ["CHAPTERS", "softmax"]

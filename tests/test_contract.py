@@ -52,7 +52,7 @@ def unread(n_rows: int, n_cols: int) -> torch.Tensor:
 
 
 def test_every_chapter_has_one_but_those_about_something_else():
-    others = {"traffic", "debugging", "matmul"}
+    others = {"traffic", "debugging", "matmul", "gradient"}
     assert set(kernels.CHAPTERS) - set(SOFTMAXES) == others
 
 
@@ -149,6 +149,6 @@ def test_a_launch_is_made_from_shapes_and_called_with_tensors(stem, dtype):
     assert_right(output, x)
 
 
-def test_residency_and_the_chapters_from_tiled_on_have_launches():
-    from_tiled_on = list(MODULES)[list(MODULES).index("tiled") :]
+def test_residency_and_the_softmaxes_from_tiled_on_have_launches():
+    from_tiled_on = list(SOFTMAXES)[list(SOFTMAXES).index("tiled") :]
     assert {*WITH_A_LAUNCH, "fastest"} == {"residency", *from_tiled_on}

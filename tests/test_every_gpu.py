@@ -16,6 +16,7 @@ import kernels
 from benchmarks import variants
 from kernels import (
     cooperative,
+    gradient,
     meta,
     online,
     persistent,
@@ -123,6 +124,12 @@ def of_cooperative(dtype):
     yield cooperative.launch_for(meta_matrix(2, 70_001, dtype), sliced)
 
 
+def of_gradient(dtype):
+    for n_cols in (64, 33, 3001, 50_257):  # tiles; edges; one row; shared rows
+        y = meta_matrix(64, n_cols, dtype)
+        yield gradient.launch_for(y, y, y)
+
+
 CHAPTERS = {
     "traffic": of_traffic,
     "program": of_program,
@@ -134,6 +141,7 @@ CHAPTERS = {
     "unaligned": of_unaligned,
     "online": of_online,
     "cooperative": of_cooperative,
+    "gradient": of_gradient,
 }
 
 

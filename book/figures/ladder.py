@@ -23,10 +23,10 @@ from kernels.lab.plot import Figure
 
 CASE = record.Case(torch.bfloat16, 4096, 32768)
 CLOCK = "device"
-# Part II looks under the hood, beside the ladder. `traffic` has no kernel, and
-# `residency` launches the kernel of `strided`.
+# Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
+# launches the kernel of `strided`, and `gradient` goes the way back.
 BESIDE = (
-    *("traffic", "residency"),
+    *("traffic", "residency", "gradient"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
 )
 STEPS = tuple(stem for stem in kernels.CHAPTERS if stem not in BESIDE)

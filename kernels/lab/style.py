@@ -87,6 +87,7 @@ STYLES: dict[str, Style] = {
     "online.unhinted": Style("#a5870f", "d", "online, unhinted"),
     "cooperative": Style("#b42d5a", "D", "cooperative"),
     "fastest": Style("#0d1b2a", "o", "fastest"),
+    "gradient": Style("#0d1b2a", "o", "gradient"),  # fastest's: the same product
     "tutorial": Style("#00a578", "X", "Triton's tutorial"),
     "liger": Style("#004b5a", "<", "Liger"),
     "quack": Style("#691e0f", ">", "QuACK"),

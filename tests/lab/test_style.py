@@ -26,6 +26,7 @@ TOGETHER = [  # who shares a figure; the copy is dashed and is looked at by itse
     ["tiled", "unaligned", "online", "cooperative", "fastest"],
     [name for name in style.STYLES if name.startswith("online")],
     ["tiled", "fastest", *PEERS],
+    ["gradient", *PEERS],
     list(range(len(style.SPARE))),
 ]
 NORMAL = np.eye(3)
@@ -81,7 +82,8 @@ def test_those_who_share_a_figure_are_told_apart(names, vision, least):
 
 
 def test_all_providers_differ_in_colour_and_from_the_copy():
-    for one, other in itertools.combinations(style.STYLES, 2):
+    assert style.COLOURS["gradient"] == style.COLOURS["fastest"]  # one product
+    for one, other in itertools.combinations([*{*style.STYLES} - {"gradient"}], 2):
         apart = math.dist(oklab(style.COLOURS[one]), oklab(style.COLOURS[other]))
         assert apart >= (12 if "copy" in (one, other) else 5.5), (one, other)
     labels = [(each.marker, each.label) for each in style.STYLES.values()]
