@@ -75,10 +75,11 @@ class LimitedLaunch:
         how = self.launch
         if backend.INTERPRETED:
             return how(*tensors)
+        extra = how.workspace.taker()(tensors[-1].device) if how.workspace else ()
+        args = *tensors, *extra, *how.scalars
         if self.limited is None:
-            args = *tensors, *how.scalars
             compiled = how.kernel.warmup(*args, grid=how.grid, **how.constants)
             self.limited = with_shared(compiled, self.shared)
         # A compiled kernel takes every argument by position, its constexprs too.
         rest = [value for name, value in how.constants.items() if name.isupper()]
-        self.limited[(*how.grid, 1, 1)[:3]](*tensors, *how.scalars, *rest)
+        self.limited[(*how.grid, 1, 1)[:3]](*args, *rest)

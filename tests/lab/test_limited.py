@@ -2,6 +2,7 @@
 
 import ctypes
 from collections import namedtuple
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,6 +102,22 @@ def test_every_call_passes_the_arguments_by_position(asked, monkeypatch):
     assert warmed == [((y, x, *scalars), {"grid": (7,), "BLOCK_COLS": 64})]
     call = (7, 1, 1), (y, x, *scalars, 64), (4, 1, limited.shared_for(2))
     assert compiled.launched == [call, call]  # a copy shares the list
+
+
+def test_a_launch_with_words_takes_them_for_each_call(asked, monkeypatch):
+    compiled, calls = Kernel(shared=0), iter([("words", 1), ("words", 2)])
+    how = replace(softmax_launch(matrix(7, 33)), workspace=launch.Workspace(8))
+    monkeypatch.setattr(launch.Workspace, "taker", lambda _: lambda _: next(calls))
+    monkeypatch.setattr(
+        strided.softmax_kernel, "warmup", lambda *_, **__: compiled, raising=False
+    )
+    x, limit = matrix(7, 33), LimitedLaunch(how, 2)
+    limit(x, x)
+    limit(x, x)
+    assert [args[2:4] for _, args, _ in compiled.launched] == [
+        ("words", 1),
+        ("words", 2),
+    ]
 
 
 def test_in_the_interpreter_it_is_the_launch():
