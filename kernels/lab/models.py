@@ -98,49 +98,69 @@ def scheduled_with_waiting(
     *,
     load: float = 1.0,
     store: float = 0.5,
-    max_wait: float = math.inf,
-    unassisted: float = 2.0,
+    patience: float = math.inf,
 ) -> list[PartRun]:
     """Runs programs that share rows and wait for each other.
 
-    A program loads its part of a row, publishes its result, waits until all parts of
-    the row are published, and stores. Programs begin in order, each on the slot that is
+    A program loads its part of a row, publishes its pair, waits until all parts of the
+    row are published, and stores. Programs begin in order, each on the slot that is
     free first. If programs that wait hold all slots, none of them ever ends.
+
+    Unless they help. A program that has waited for as long as its patience loads a
+    missing part and publishes its pair, and so on until none is missing. Then it loads
+    its own part again. Programs of one row choose as chapter `cooperative`'s do.
 
     Args:
         order: (row, part) of each program.
         slots: programs resident at once.
         load, store: times, in any one unit.
-        max_wait: a program that has waited so long does the work of the missing
-            programs itself.
-        unassisted: the time that this work takes.
+        patience: how long a program waits before it helps.
     """
     never = math.inf
     runs = [[-1, never, never, never, never] for _ in order]
-    missing = Counter(row for row, _ in order)
-    events = [(0.0, "slot is free", slot) for slot in range(slots)]
+    n_parts = Counter(row for row, _ in order)
+    missing = {row: {part for its, part in order if its == row} for row in n_parts}
+    events = [(0.0, "slot is free", slot, -1) for slot in range(slots)]
     begun = 0
 
-    def resume(program: int, now: float, work: float) -> None:
-        runs[program][3:] = now, now + work
-        heapq.heappush(events, (now + work, "slot is free", runs[program][0]))
+    def compute(program: int, part: int, now: float) -> None:
+        heapq.heappush(events, (now + load, "computed", program, part))
+
+    def help_or_return(program: int, now: float) -> None:
+        row, own = order[program]
+        there = max(n_parts[row] - len(missing[row]), 1)
+        nearest = sorted(missing[row], key=lambda part: ((part - own) % there, part))
+        compute(program, [*nearest, own][0], now)
+
+    def finish(program: int, now: float) -> None:
+        run = runs[program]
+        run[3:] = min(run[3], now), now + store
+        heapq.heappush(events, (now + store, "slot is free", run[0], -1))
 
     while events:
-        now, event, number = heapq.heappop(events)
+        now, event, number, part = heapq.heappop(events)
         if event == "slot is free" and begun < len(order):
             runs[begun][:3] = number, now, now + load
-            heapq.heappush(events, (now + load, "published", begun))
+            compute(begun, order[begun][1], now)
             begun += 1
-        elif event == "published":
-            row = order[number][0]
-            missing[row] -= 1
-            heapq.heappush(events, (now + max_wait, "waited too long", number))
+        elif event == "computed":
+            row, own = order[number]
+            missing[row].discard(part)
+            helps = runs[number][3] < never
+            if helps and part == own:
+                finish(number, now)
+            else:
+                event = (now, "goes on") if helps else (now + patience, "patience ends")
+                heapq.heappush(events, (*event, number, -1))
             if not missing[row]:
                 for program, (its_row, _) in enumerate(order):
-                    if its_row == row and runs[program][3] == never:
-                        resume(program, now, store)
-        elif event == "waited too long" and now < never == runs[number][3]:
-            resume(number, now, unassisted + store)
+                    if its_row == row and runs[program][2] <= now < runs[program][3]:
+                        finish(program, now)
+        elif event == "patience ends" and now < never == runs[number][3]:
+            runs[number][3] = now
+            help_or_return(number, now)
+        elif event == "goes on":  # after all that is computed at this moment
+            help_or_return(number, now)
     return [PartRun(*run) for run in runs]
 
 

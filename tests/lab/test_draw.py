@@ -82,7 +82,7 @@ PICTURES = {
     "rereading, long": lambda: draw.rereading(16, 32),
     "rereading, one": lambda: draw.rereading(1, 1),
     "sharing": lambda: draw.sharing(5, 3, 5),
-    "sharing, all fit": lambda: draw.sharing(6, 8, 8, max_wait=3),
+    "sharing, all fit": lambda: draw.sharing(6, 8, 8, patience=3),
     "ladder": lambda: draw.ladder([("eager", 700), ("program", 4300)], 4200),
     "ladder, sourced": lambda: draw.ladder([("mine", 9.0)], 10, source="here · today"),
     "ladder, whole": lambda: draw.ladder(STEPS, 4300, peers=PEERS, source="here"),

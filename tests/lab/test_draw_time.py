@@ -127,11 +127,10 @@ def test_sharing_draws_its_schedules():
         draw.sharing(7, 7, 8)
 
 
-def test_sharing_reads_a_whole_row_in_the_time_of_all_its_parts():
+def test_sharing_shows_who_helps_and_how_long_it_takes():
     figure = draw.sharing(5, 3, 5)
-    rescued = "all first parts first, and no endless wait"
-    (load,) = boxes(figure, f"{rescued}: loads 0.0")
-    (reads,) = boxes(figure, f"{rescued}: reads 0.0")
-    assert reads.get_width() == pytest.approx(3 * load.get_width())
-    readers = {gid[-3:] for gid in gids(figure) if ": reads" in gid}
-    assert readers == {f"{row}.{part}" for row in range(5) for part in (0, 1)}
+    (load,) = boxes(figure, "all first parts first, with help: loads 0.0")
+    (helps,) = boxes(figure, "all first parts first, with help: helps 0.0")
+    assert helps.get_width() == pytest.approx(3 * load.get_width())
+    helpers = {gid[-3:] for gid in gids(figure) if ": helps" in gid}
+    assert helpers == {f"{row}.0" for row in range(5)}  # then all pairs are there

@@ -76,14 +76,24 @@ def test_waiting_programs_never_end_if_no_row_is_complete():
     assert runs[-1].end < math.inf
 
 
-def test_with_a_longest_wait_every_order_ends():
+def test_with_help_every_order_ends():
     for order in (IN_ORDER, BY_PART):
         for slots in range(1, 8):
-            runs = models.scheduled_with_waiting(order, slots, max_wait=1.0)
+            runs = models.scheduled_with_waiting(order, slots, patience=1.0)
             assert all(run.end < math.inf for run in runs)
-    runs = models.scheduled_with_waiting(BY_PART, ROWS, max_wait=1.0, unassisted=2.0)
-    assert runs[0] == (0, 0, 1, 2, 4.5)  # loads, waits, does the others' work, stores
-    assert runs[-1] == (4, 9, 10, 10, 10.5)  # the other parts are published
+    runs = models.scheduled_with_waiting(BY_PART, ROWS, patience=1.0)
+    assert runs[0] == (0, 0, 1, 2, 5.5)  # waits, loads two parts and its own, stores
+    assert runs[-1] == (4, 7, 8, 8, 8.5)  # the pairs of all other parts are there
+
+
+def test_programs_that_help_share_the_missing_parts():
+    order = [(0, part) for part in range(6)]
+    runs = models.scheduled_with_waiting(order, 2, patience=1.0)
+    # Two programs help with four parts, two each, and load their own again.
+    assert [run.end for run in runs[:2]] == [5.5, 5.5]
+    assert [run.published for run in runs[2:4]] == [6.5, 6.5]
+    runs = models.scheduled_with_waiting(order, 6, patience=0.5)
+    assert all(run.published == run.resumed for run in runs)  # nobody is missed
 
 
 # ---- what the compiler does ----------------------------------------------------------

@@ -27,7 +27,7 @@ WORK, STORE = {"fill": tint(BLUE, 0.55)}, {"fill": tint(GREEN, 0.65)}
 PARTS = {  # what a program does with its part of a row, in this order
     "loads": ("loads row.part", WORK),
     "waits": ("waits", IDLE),
-    "reads": ("reads the whole row", {"fill": tint(ORANGE, 0.8)}),
+    "helps": ("helps, then loads its own part", {"fill": tint(ORANGE, 0.8)}),
     "stores": ("stores", STORE),
 }
 
@@ -194,30 +194,29 @@ def schedule(
     return _timelines(title, labels, panels, kinds, 4.2 if slots <= 8 else 3.4)
 
 
-def sharing(n_rows: int, n_parts: int, slots: int, *, max_wait: float = 1.0) -> Figure:
-    """Programs that wait for each other, over time: in order, stuck, and rescued.
+def sharing(n_rows: int, n_parts: int, slots: int, *, patience: float = 1.0) -> Figure:
+    """Programs that wait for each other, over time: in order, stuck, and with help.
 
     Above, the programs of a row begin one after another. In the middle the first parts
     of all rows begin first. If they take every slot, no program ever goes on. Below, a
-    program that has waited too long reads its whole row itself. The times are a model's
-    (`models.scheduled_with_waiting`), not measured; a load takes 1.
+    program whose patience ends loads the missing parts, and then its own again. The
+    times are a model's (`models.scheduled_with_waiting`), not measured; a load takes 1.
 
     Args:
         n_rows, n_parts: of the tensor, at most 48 programs.
         slots: programs resident at once, at most 8.
-        max_wait: how long a program of the last panel waits.
+        patience: how long a program of the last panel waits.
     """
     n_rows, n_parts = count("n_rows", n_rows), count("n_parts", n_parts)
     count("the number of programs", n_rows * n_parts, 48)
     slots = count("slots", slots, 8)
-    check_positive("max_wait", max_wait)
+    check_positive("patience", patience)
     in_order = [(row, part) for row in range(n_rows) for part in range(n_parts)]
     by_part = [(row, part) for part in range(n_parts) for row in range(n_rows)]
-    rescue = {"max_wait": max_wait, "unassisted": float(n_parts)}
     plans = {
         "in order": (in_order, {}),
         "all first parts first": (by_part, {}),
-        "all first parts first, and no endless wait": (by_part, rescue),
+        "all first parts first, with help": (by_part, {"patience": patience}),
     }
     store, panels = 0.5, {}
     for name, (order, waits) in plans.items():
