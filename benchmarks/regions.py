@@ -357,6 +357,69 @@ def shortfalls(
     return pd.DataFrame(rows, columns=columns)
 
 
+def losses(
+    df: pd.DataFrame,
+    regions: Sequence[Region] = REGIONS,
+    ours: str = "fastest",
+    peers: Sequence[str] = PEERS,
+) -> pd.DataFrame:
+    """Every matrix where a peer is faster, by however little, or a share is missed.
+
+    Args:
+        df, regions, ours, peers: as in `standings`.
+
+    Returns:
+        A frame with the columns region, dtype, n_rows, n_cols, input, peer (the fastest
+        one), peer / ours (its time over ours), copy / ours, and "why": "peer", "copy"
+        (the region's share of the copy is missed) or both. By region, the worst first.
+
+    Raises:
+        ValueError: df lacks the provider or the copy in a case.
+    """
+    rows = []
+    for region in regions:
+        table = _compare_in(region, df, ours, peers).sort_values("ratio")
+        for case, row in table.iterrows():
+            slow = region.share is not None and row["share"] < region.share
+            why = ["peer"] * bool(row["ratio"] < 1) + ["copy"] * slow
+            if why:
+                cells = row["peer"], row["ratio"], row["share"], " and ".join(why)
+                rows.append([region.name, *case, *cells])
+    columns = ["region", *CASE, "peer", "peer / ours", "copy / ours", "why"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def beside(folders: Iterable[str], stem: str = "fastest") -> pd.DataFrame:
+    """How the course's softmax stands in each region on several GPUs.
+
+    Prints which of the GPUs have no benchmark.
+
+    Args:
+        folders: of notebooks/recorded, the GPUs' names.
+        stem: of the record's file.
+
+    Returns:
+        A row for each GPU and region that is recorded: GPU, region, shapes, "first" (at
+        how many of them ours is the fastest), then, at the worst shape, "copy / ours"
+        and "best peer / ours", ratios of times.
+    """
+    rows = []
+    for folder in folders:
+        try:
+            df = record.recorded(stem, folder)
+        except ValueError:
+            print(f"{folder} has no benchmark yet.")
+            continue
+        for region in covered_by(df):
+            table = _compare_in(region, df, "fastest", PEERS)
+            first = int((table["ratio"] >= 1).sum())
+            worst = table["share"].min(), table["ratio"].min()
+            gpu = df["gpu"].iloc[0].removeprefix("NVIDIA ")
+            rows.append([gpu, region.title, len(table), first, *worst])
+    columns = ["GPU", "region", "shapes", "first", "copy / ours", "best peer / ours"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def _compare_in(
     region: Region, df: pd.DataFrame, ours: str, peers: Sequence[str]
 ) -> pd.DataFrame:

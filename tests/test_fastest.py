@@ -1038,7 +1038,8 @@ def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
     assert len(fastest._launches) == len(kinds)
     calls = through_triton(launched) + through_a_kept_kernel(launched)
     assert len(calls) == 2 * len(kinds)
-    assert len(through_a_kept_kernel(launched)) == len(kinds)
+    # The two lengths that `tiled` takes share a kernel: the second needs no Triton.
+    assert len(through_a_kept_kernel(launched)) == len(kinds) + 1
 
 
 def test_an_empty_tensor_launches_nothing(launched):

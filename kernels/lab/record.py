@@ -238,16 +238,18 @@ def timed(
     return timer(function, x)
 
 
-def recorded(stem: str) -> pd.DataFrame:
+def recorded(stem: str, folder: str | None = None) -> pd.DataFrame:
     """All rows of a sweep or an observation that are recorded under a stem.
 
-    On a GPU that has a record of its own it is that record, unless COURSE_RECORDED_GPU
-    names another.
+    Args:
+        stem: of the file.
+        folder: the GPU's, such as "nvidia-h200". None means the folder of the GPU here
+            if it has such a file, unless COURSE_RECORDED_GPU names another.
 
     Raises:
         ValueError: there is no such file.
     """
-    path = _found(_readable(stem))
+    path = _found(_path(folder, stem) if folder else _readable(stem))
     if not {*TIMES} <= {*pd.read_csv(path, nrows=0)}:  # no sweep
         df = _observed(path)
         return with_source(df, label(df, measured=False))

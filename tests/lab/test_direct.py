@@ -177,7 +177,7 @@ def some_lengths(n: int = 970, longest: int = 10**6) -> list[int]:
 
 def keys_of(launches: list[launch.Launch]) -> list[tuple[int, str]]:
     """Our key of each launch, as a number, and Triton's. In the compiler's world."""
-    triton.runtime.driver.set_active(compile._Target(90))
+    triton.runtime.driver.set_active(compile.Target(90))
     ours, theirs = {}, []
     hook = lambda **told: theirs.append(told["key"]) or True  # noqa: E731 - do not compile
     triton.knobs.runtime.jit_cache_hook = hook
