@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from triton.compiler import make_backend
 
-from kernels.lab import backend, gpu
+from kernels.lab import backend, gpu, words
 from kernels.lab.gpu import Gpu
 from kernels.lab.launch import Launch
 
@@ -75,7 +75,8 @@ class LimitedLaunch:
         how = self.launch
         if backend.INTERPRETED:
             return how(*tensors)
-        extra = how.workspace.taker()(tensors[-1].device) if how.workspace else ()
+        n_words = how.workspace.n_words if how.workspace else 0
+        extra = words.take(n_words, tensors[-1].device) if n_words else ()
         args = *tensors, *extra, *how.scalars
         if self.limited is None:
             compiled = how.kernel.warmup(*args, grid=how.grid, **how.constants)

@@ -10,7 +10,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 
 from kernels import strided
-from kernels.lab import backend, gpu, launch, limited, occupancy
+from kernels.lab import backend, gpu, launch, limited, occupancy, words
 from kernels.lab.limited import LimitedLaunch
 from tests.helpers import assert_right, matrix
 
@@ -107,7 +107,7 @@ def test_every_call_passes_the_arguments_by_position(asked, monkeypatch):
 def test_a_launch_with_words_takes_them_for_each_call(asked, monkeypatch):
     compiled, calls = Kernel(shared=0), iter([("words", 1), ("words", 2)])
     how = replace(softmax_launch(matrix(7, 33)), workspace=launch.Workspace(8))
-    monkeypatch.setattr(launch.Workspace, "taker", lambda _: lambda _: next(calls))
+    monkeypatch.setattr(words, "take", lambda n, device: next(calls) if n == 8 else ())
     monkeypatch.setattr(
         strided.softmax_kernel, "warmup", lambda *_, **__: compiled, raising=False
     )
