@@ -252,3 +252,29 @@ def test_a_record_covers_all_regions_or_the_short_ones(monkeypatch):
     only_copy = df[(df["n_rows"] == 8) | (df["provider"] == "copy")]
     with pytest.raises(ValueError, match=r"lacks \[\('float32', 4, 32, 'contig.*make"):
         regions.covered_by(only_copy)
+
+
+def test_every_loss_is_listed_and_no_win():
+    assert regions.losses(frame(TIMES), [HERE]).empty
+    slower = regions.losses(changed("fastest", 8, 16, 111.0), [HERE])
+    (row,) = slower.to_dict("records")
+    assert (row["region"], row["n_rows"], row["peer"]) == ("here", 8, "liger")
+    assert (
+        row["peer / ours"] == pytest.approx(110 / 111) and row["why"] == "peer and copy"
+    )
+    faster_copy = changed("copy", 4, 32, 80.0)
+    assert [*regions.losses(faster_copy, [HERE])["why"]] == ["copy"]
+
+
+def test_gpus_stand_one_after_the_other(monkeypatch, capsys):
+    def recorded(stem, folder):
+        if folder == "none":
+            raise ValueError("there is no such file")
+        return frame(TIMES, gpu=f"NVIDIA {folder}")
+
+    monkeypatch.setattr(record, "recorded", recorded)
+    monkeypatch.setattr(regions, "covered_by", lambda df: (HERE,))
+    table = regions.beside(["A", "none", "B"])
+    assert [*table["GPU"]] == ["A", "B"] and [*table["first"]] == [2, 2]
+    assert [*table["copy / ours"]] == [0.95, 0.95]
+    assert capsys.readouterr().out == "none has no benchmark yet.\n"

@@ -152,6 +152,10 @@ def test_what_is_recorded_is_read_back_without_a_gpu(world, folder, timer, monke
             "measured here", f"recorded {read['recorded_at'][0]}"
         )
     assert len(timer.timed) == timed
+    whole = record.recorded("mine", folder.name)
+    pd.testing.assert_frame_equal(whole, record.recorded("mine"))
+    with pytest.raises(ValueError, match=r"there is no nvidia-none/mine\.csv"):
+        record.recorded("mine", "nvidia-none")
     label = f"NVIDIA Test 100 · driver 1.2 · torch {torch.__version__} · triton "
     assert read.attrs["source"].startswith(label)
 

@@ -1,0 +1,171 @@
+"""A test of the rule that chooses a kernel: matrices that the rule was not read off.
+
+`fastest.choose` was read off the matrices of `benchmarks.regions`. The lengths here are
+others, most of them near the length at which programs begin to share a row.
+
+from benchmarks import choices
+measured = choices.sweep()
+print(choices.judge(fastest.choose, measured))
+"""
+
+from collections.abc import Callable
+
+import pandas as pd
+import torch
+
+from benchmarks import peers, regions
+from kernels import cooperative, online, tiled, unaligned
+from kernels.lab import record, verdict
+from kernels.lab.record import Case
+
+Rule = Callable[[int, int, torch.dtype, bool], str]
+"""Names one of KERNELS for n_rows, n_cols, dtype, and whether all rows are aligned."""
+
+KERNELS = {
+    **{"tiled": tiled.softmax, "unaligned": unaligned.softmax},
+    **{"online": online.softmax, "cooperative": cooperative.softmax},
+}
+ONE_PROGRAM = ["tiled", "unaligned"]  # for each row
+GOOD = 1.05
+"""How many times as long as the fastest kernel a good rule's kernel takes at most."""
+
+MANY, FEW = 2**27, 2**23  # bytes of a matrix: 128 MiB and 8 MiB
+CASES = (
+    *record.of_size(MANY, (1500, 6000, 11001, 20000, 28001), [torch.float32]),
+    *record.of_size(MANY, (3000, 10001, 30001), [torch.bfloat16]),
+    *record.of_size(FEW, (6000, 11001, 14000, 28000), [torch.float32]),
+    *record.of_size(FEW, (20000, 30000), [torch.bfloat16]),
+    Case(torch.float32, 1600, 20000, "apart"),
+    Case(torch.float32, 800, 40000, "apart"),
+)
+
+
+def apart(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
+    """A matrix whose rows lie 3 elements apart, so that they start anywhere."""
+    return record.random(dtype, n_rows, n_cols + 3)[:, :n_cols]
+
+
+def sweep() -> pd.DataFrame:
+    """Times each of KERNELS at each of CASES that it takes, by the clock `device`."""
+    how = {"clock": "device", "inputs": {"apart": apart}, "verify": peers.verify}
+    frames = []
+    for long in (False, True):
+        cases = [case for case in CASES if (case.n_cols > tiled.MAX_COLS) == long]
+        takers = [name for name in KERNELS if not (long and name in ONE_PROGRAM)]
+        providers = {name: KERNELS[name] for name in takers}
+        frames.append(record.sweep("fastest_choices", providers, cases, **how))
+    return record.concat(frames)
+
+
+def is_aligned(dtype: str, n_cols: int, input: str) -> bool:
+    """Whether every row of a matrix of CASES starts at a multiple of 16 bytes."""
+    size = getattr(torch, dtype).itemsize
+    stride = n_cols if input == "contiguous" else n_cols + 3
+    return stride * size % 16 == 0 and n_cols * size % 16 == 0
+
+
+def picks(rule: Rule, measured: pd.DataFrame) -> pd.DataFrame:
+    """What a rule chooses, and what that costs.
+
+    Args:
+        rule: called once for each matrix.
+        measured: what `sweep` returned.
+
+    Returns:
+        A row for each matrix, which is the index (dtype, n_rows, n_cols, input). The
+        columns are chosen, us (the chosen kernel's time), fastest, fastest_us, and
+        times_as_long (us over fastest_us).
+
+    Raises:
+        ValueError: the rule names no kernel, or one that refuses the matrix.
+    """
+    best = regions.quickest(measured, [*KERNELS])
+    times = measured.set_index([*regions.CASE, "provider"])["p50_us"]
+    rows = []
+    for case, (name, us) in zip(best.index, best.to_numpy(), strict=True):
+        dtype, n_rows, n_cols, input = case
+        aligned = is_aligned(dtype, n_cols, input)
+        chosen = rule(n_rows, n_cols, getattr(torch, dtype), aligned)
+        if chosen not in KERNELS:
+            raise ValueError(
+                f"for {_words(case)} it returns {chosen!r}, and must return one of "
+                f"{[*KERNELS]}"
+            )
+        if (*case, chosen) not in times.index:
+            raise ValueError(f"{chosen} does not take {_words(case)}")
+        rows.append([chosen, times[(*case, chosen)], name, us])
+    columns = ["chosen", "us", "fastest", "fastest_us"]
+    table = pd.DataFrame(rows, index=best.index, columns=columns)
+    table["times_as_long"] = table["us"] / table["fastest_us"]
+    return table
+
+
+def judge(rule: Rule, measured: pd.DataFrame, name: str | None = None) -> str:
+    """Says in a sentence or two how much longer a rule's kernels take than need be.
+
+    A rule that still has "..." in it, raises, or names no kernel that takes a matrix
+    gets a sentence too.
+
+    Args:
+        rule: called once for each matrix.
+        measured: what `sweep` returned.
+        name: of the rule; None means the function's own.
+    """
+    name = name or rule.__name__
+    if place := verdict.unfinished(rule):
+        return f'Not yet: line {place[1]} of {place[0]} still has "..." in it.'
+    try:
+        table = picks(rule, measured)
+    except ValueError as error:
+        return f"{name} fails: {error}."
+    except Exception as error:
+        return f"{name} fails: {verdict.raised(error, rule)}"
+    longer = table["times_as_long"]
+    said = (
+        f"{name}: at most {longer.max():.2f} times the fastest kernel's time, "
+        f"{longer.mean():.2f} on average, at {len(table)} matrices."
+    )
+    if longer.max() <= GOOD:
+        return said
+    case, worst = longer.idxmax(), table.loc[longer.idxmax()]
+    return (
+        f"{said} The worst: {_words(case)}; {worst['chosen']} {worst['us']:.1f} µs, "
+        f"{worst['fastest']} {worst['fastest_us']:.1f} µs."
+    )
+
+
+def _words(case: tuple[str, int, int, str]) -> str:
+    dtype, n_rows, n_cols, input = case
+    size = getattr(torch, dtype).itemsize
+    rows = f"{n_rows} rows of {n_cols * size / 1024:.0f} KiB"
+    return f"{rows} ({dtype}{', apart' if input == 'apart' else ''})"
+
+
+def crossing(df: pd.DataFrame) -> dict[str, dict[float, float]]:
+    """Where sharing a row begins to pay, in the benchmark's measurements.
+
+    Args:
+        df: the benchmark, with the regions `large`, `any` and `middle`.
+
+    Returns:
+        For each dtype and size of the matrix: KiB of a row → the time of one program
+        for each row (the faster of ONE_PROGRAM) over the time of `cooperative`. Rows
+        from 8 KiB on.
+    """
+    sizes = {"256 MiB": ("large", "any"), "8 MB": ("middle",)}
+    series: dict[str, dict[float, float]] = {}
+    for title, names in sizes.items():
+        rows = [regions.of(regions.BY_NAME[name], df) for name in names]
+        rows = pd.concat(rows, ignore_index=True)
+        size = rows["dtype"].map(lambda name: getattr(torch, name).itemsize)
+        kib = rows["n_cols"] * size / 1024
+        least = regions.LARGE // 2 if title == "256 MiB" else 0
+        most = 1.01 * regions.LARGE // 2 if title == "256 MiB" else 9 * regions.MEGA
+        rows = rows[(kib * rows["n_rows"] * 1024).between(least, most) & (kib >= 8)]
+        one = regions.quickest(rows, ONE_PROGRAM)["p50_us"]
+        shared = regions.quickest(rows, ["cooperative"])["p50_us"]
+        for (dtype, _, n_cols, _), ratio in (one / shared).dropna().items():
+            if dtype in ("float32", "bfloat16"):
+                place = n_cols * getattr(torch, dtype).itemsize / 1024
+                series.setdefault(f"{dtype}, {title}", {})[place] = ratio
+    return series

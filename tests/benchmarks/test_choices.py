@@ -1,0 +1,116 @@
+"""The judge of rules that choose a kernel: what it tries, and what it says."""
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks import choices, regions
+from kernels import fastest, tiled, unaligned
+from kernels.lab import record
+
+WANTED = [(case, name) for case in choices.CASES for name in choices.KERNELS]
+
+
+def test_no_matrix_is_one_of_the_benchmark():
+    lengths = {case.n_cols for region in regions.REGIONS for case in region.cases}
+    assert not lengths & {case.n_cols for case in choices.CASES}
+
+
+def test_all_kernels_but_those_of_one_program_take_every_matrix(monkeypatch):
+    asked = []
+    sweep = lambda stem, providers, cases, **how: asked.append((providers, cases))  # noqa: E731
+    monkeypatch.setattr(record, "sweep", sweep)
+    monkeypatch.setattr(record, "concat", lambda frames: frames)
+    choices.sweep()
+    both = [
+        (c, name) for providers, cases in asked for c in cases for name in providers
+    ]
+    lacking = set(WANTED) - set(both)
+    assert {(c.n_cols > tiled.MAX_COLS, name) for c, name in lacking} == {
+        (True, name) for name in choices.ONE_PROGRAM
+    }
+
+
+@pytest.mark.parametrize("case", choices.CASES)
+def test_what_is_aligned_is_what_the_kernels_ask(case):
+    """On the "meta" device: (n_rows, n_cols) with the strides of the matrix."""
+    apart = 3 * (case.input == "apart")
+    wide = torch.empty(3, case.n_cols + apart, dtype=case.dtype, device="meta")
+    y = torch.empty(3, case.n_cols, dtype=case.dtype, device="meta")
+    vector, _ = unaligned.alignment(y, wide[:, : case.n_cols])
+    dtype = str(case.dtype).removeprefix("torch.")
+    aligned = choices.is_aligned(dtype, case.n_cols, case.input)
+    assert aligned == (vector * case.dtype.itemsize == 16)
+
+
+def test_rows_apart_are_a_part_of_wider_rows():
+    x = choices.apart(torch.float32, 3, 8)
+    assert (x.shape, x.stride()) == ((3, 8), (11, 1))
+
+
+def times(us, **columns):
+    """A sweep of one matrix, 4 × 8192 float32, with a time for each kernel."""
+    rows = [
+        {
+            **{"provider": name, "dtype": "float32", "n_rows": 4, "n_cols": 8192},
+            **{"input": "contiguous", "clock": "device", "p50_us": time},
+        }
+        for name, time in us.items()
+    ]
+    return pd.DataFrame(rows).assign(**columns)
+
+
+MEASURED = times({"tiled": 20.0, "online": 30.0, "cooperative": 10.0})
+
+
+def test_a_rule_hears_what_it_costs_and_where():
+    good = choices.judge(lambda *matrix: "cooperative", MEASURED, "good")
+    assert good == (
+        "good: at most 1.00 times the fastest kernel's time, 1.00 on average, at 1 "
+        "matrices."
+    )
+    bad = choices.judge(lambda *matrix: "tiled", MEASURED, "bad")
+    assert bad.endswith(
+        "The worst: 4 rows of 32 KiB (float32); tiled 20.0 µs, cooperative 10.0 µs."
+    )
+
+
+def unwritten(n_rows, n_cols, dtype, aligned):
+    longest = ...
+    return "tiled" if n_cols < longest else "cooperative"
+
+
+def broken(n_rows, n_cols, dtype, aligned):
+    return n_rows // 0
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (unwritten, 'Not yet: line 2 of unwritten still has "..." in it.'),
+        (broken, "broken fails: ZeroDivisionError"),
+        (lambda *matrix: None, "it returns None, and must return one of"),
+        (lambda *matrix: "unaligned", "unaligned does not take 4 rows of 32 KiB"),
+    ],
+)
+def test_what_is_no_rule_gets_a_sentence(rule, words):
+    assert words in choices.judge(rule, MEASURED)
+
+
+def test_a_rule_is_asked_with_what_the_courses_rule_is_asked():
+    seen = []
+    choices.picks(lambda *matrix: seen.append(matrix) or "tiled", MEASURED)
+    assert seen == [(4, 8192, torch.float32, True)]
+    assert fastest.choose(*seen[0]) in choices.KERNELS
+
+
+def test_the_crossing_is_read_off_the_benchmark():
+    lines = choices.crossing(record.recorded("fastest"))
+    assert set(lines) == {
+        f"{dtype}, {size}"
+        for size in ("256 MiB", "8 MB")
+        for dtype in ("float32", "bfloat16")
+    }
+    for line in lines.values():
+        assert len(line) >= 3 and min(line) >= 8
+        assert line[min(line)] < 1 < line[max(line)]
