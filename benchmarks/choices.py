@@ -8,6 +8,7 @@ measured = choices.sweep()
 print(choices.judge(fastest.choose, measured))
 """
 
+import textwrap
 from collections.abc import Callable
 
 import pandas as pd
@@ -104,14 +105,17 @@ def judge(rule: Rule, measured: pd.DataFrame, name: str | None = None) -> str:
     """Says in a sentence or two how much longer a rule's kernels take than need be.
 
     A rule that still has "..." in it, raises, or names no kernel that takes a matrix
-    gets a sentence too.
+    gets a sentence too. Lines have at most 80 characters.
 
     Args:
         rule: called once for each matrix.
         measured: what `sweep` returned.
         name: of the rule; None means the function's own.
     """
-    name = name or rule.__name__
+    return textwrap.fill(_judgement(rule, measured, name or rule.__name__), 80)
+
+
+def _judgement(rule: Rule, measured: pd.DataFrame, name: str) -> str:
     if place := verdict.unfinished(rule):
         return f'Not yet: line {place[1]} of {place[0]} still has "..." in it.'
     try:

@@ -63,13 +63,20 @@ def times(us, **columns):
 MEASURED = times({"tiled": 20.0, "online": 30.0, "cooperative": 10.0})
 
 
+def judge(rule, name=None):
+    """The judgement in one line; as it is printed, lines fit a page."""
+    said = choices.judge(rule, MEASURED, name)
+    assert max(map(len, said.splitlines())) <= 80
+    return " ".join(said.split())
+
+
 def test_a_rule_hears_what_it_costs_and_where():
-    good = choices.judge(lambda *matrix: "cooperative", MEASURED, "good")
+    good = judge(lambda *matrix: "cooperative", "good")
     assert good == (
         "good: at most 1.00 times the fastest kernel's time, 1.00 on average, at 1 "
         "matrices."
     )
-    bad = choices.judge(lambda *matrix: "tiled", MEASURED, "bad")
+    bad = judge(lambda *matrix: "tiled", "bad")
     assert bad.endswith(
         "The worst: 4 rows of 32 KiB (float32); tiled 20.0 µs, cooperative 10.0 µs."
     )
@@ -94,7 +101,7 @@ def broken(n_rows, n_cols, dtype, aligned):
     ],
 )
 def test_what_is_no_rule_gets_a_sentence(rule, words):
-    assert words in choices.judge(rule, MEASURED)
+    assert words in judge(rule)
 
 
 def test_a_rule_is_asked_with_what_the_courses_rule_is_asked():
