@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from kernels import cooperative, unaligned
-from kernels.cooperative import choose_task, look, pack
+from kernels.cooperative import Config, choose_task, look, pack
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, record
 from kernels.lab.launch import Launch
 from kernels.lab.limited import LimitedLaunch
@@ -211,26 +211,38 @@ def helping_kernel(
 # ---- who is there --------------------------------------------------------------------
 
 
-def chosen(x: torch.Tensor, **changes: int) -> cooperative.Config:
-    """The chapter's configuration for a contiguous matrix, with some fields changed."""
-    lie = unaligned.alignment(x, x)
+def chosen(output: torch.Tensor, x: torch.Tensor, **changes: int) -> Config:
+    """The chapter's configuration for matrices, with some fields changed."""
+    lie = unaligned.alignment(output, x)
     usual = cooperative.choose_config(*x.shape, x.element_size(), *lie)
     return dataclasses.replace(usual, **changes)
 
 
-def in_parts(x: torch.Tensor, block_cols: int = PART) -> torch.Tensor:
-    """The chapter's softmax of contiguous rows, in parts of block_cols values."""
-    if not x.numel():
-        return torch.empty_like(x)
-    return cooperative.softmax(x, config=chosen(x, block_cols=block_cols))
+def changed(x: torch.Tensor, missing: int = 0, **changes: int) -> torch.Tensor:
+    """The chapter's softmax of contiguous rows, with some fields of its config changed.
+
+    Args:
+        missing: how many of the last programs are not launched.
+        changes: fields of `cooperative.Config`.
+    """
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        how = cooperative.launch_for(output, x, chosen(output, x, **changes))
+        dataclasses.replace(how, grid=(how.grid[0] - missing,))(output, x)
+    return output
+
+
+def in_parts(x: torch.Tensor) -> torch.Tensor:
+    """The chapter's softmax of contiguous rows, in parts of PART values."""
+    return changed(x, block_cols=PART)
 
 
 class Call:
-    """A call of the chapter's kernel with words of its own, launched in pieces."""
+    """A call in parts of PART values, with words of its own, launched in pieces."""
 
-    def __init__(self, x: torch.Tensor, block_cols: int = PART) -> None:
+    def __init__(self, x: torch.Tensor) -> None:
         self.x, self.output = x, torch.empty_like(x)
-        config = chosen(x, block_cols=block_cols, patience=1)
+        config = chosen(self.output, x, block_cols=PART, patience=1)
         self.prepared = cooperative.launch_for(self.output, x, config)
         n_words = self.prepared.workspace.n_words
         self.words = torch.zeros(n_words, dtype=torch.int64, device=x.device)
@@ -335,30 +347,19 @@ def residents(
 # ---- what a wait costs ---------------------------------------------------------------
 
 MANY, ONE_ROW, ONE_PART = (1024, 131072), (1, 1048576), (16384, 8192)  # float32
-PATIENCES = (1, 5, 50, 500, 5000)
+PATIENCES = sorted({1, 5, 500, 5000, cooperative.PATIENCE})
 RESIDENT = (1, 2, 3, 4, 5)
 
 
-def patient(patience: int) -> Softmax:
-    """The chapter's softmax, with programs that look so many times before they help."""
+def patient(patience: int, missing: int = 0) -> Softmax:
+    """The chapter's softmax, with programs that look so many times before they help.
 
-    def softmax(x: torch.Tensor) -> torch.Tensor:
-        return cooperative.softmax(x, config=chosen(x, patience=patience))
-
-    return softmax
-
-
-def one_missing(patience: int) -> Softmax:
-    """As `patient`, but the last program is not launched: nobody writes its part."""
-
-    def softmax(x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x)
-        launch = cooperative.launch_for(y, x, chosen(x, patience=patience))
-        n_programs = launch.grid[0] - 1
-        dataclasses.replace(launch, grid=(n_programs,))(y, x)
-        return y
-
-    return softmax
+    Args:
+        patience: how many times.
+        missing: how many of the last programs are not launched. The parts that they
+            would write stay unwritten.
+    """
+    return functools.partial(changed, patience=patience, missing=missing)
 
 
 def waits(patiences: Iterable[int] = PATIENCES) -> pd.DataFrame:
@@ -370,7 +371,7 @@ def waits(patiences: Iterable[int] = PATIENCES) -> pd.DataFrame:
     """
     patiences = list(patiences)
     there = {f"cooperative.patience{n}": patient(n) for n in patiences}
-    missing = {f"cooperative.missing{n}": one_missing(n) for n in patiences}
+    missing = {f"cooperative.missing{n}": patient(n, missing=1) for n in patiences}
     how = {"clock": "device"}
     cases = [record.Case(torch.float32, *shape) for shape in (MANY, ONE_ROW)]
     all_there = record.sweep("cooperative", there, cases, **how)

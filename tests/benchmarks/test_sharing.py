@@ -45,6 +45,14 @@ def test_both_kernels_of_one_launch(n_cols, patience):
     assert torch.equal(first, launched(sharing.waiting_kernel, x, words))
 
 
+@pytest.mark.parametrize("kernel", [sharing.waiting_kernel, sharing.helping_kernel])
+def test_both_kernels_of_one_launch_compile(kernel):
+    x, words = compile.pointer(torch.float32), compile.pointer(torch.int64)
+    patience = (50,) if kernel is sharing.helping_kernel else ()
+    made = compile.aot(kernel, x, x, words, TAG, 2**17, 16, 8192, 128, *patience)
+    assert made.count(r"ld\.volatile") >= 4 and made.count(r"atom\S*\.exch") == 2
+
+
 def test_help_is_one_small_step():
     steps = sharing.waiting_kernel, sharing.helping_kernel
     lines = repr(show.diff(*steps, indentation=False)).splitlines()[2:]
@@ -78,7 +86,8 @@ def test_a_merge_is_judged_in_a_sentence(number, tmp_path, monkeypatch, capsys):
 
 
 def test_narrow_parts_are_a_softmax():
-    summary = check.softmax(sharing.in_parts, **FEW)
+    layouts = ["contiguous", "offset"]
+    summary = check.softmax(sharing.in_parts, **FEW | {"layouts": layouts})
     assert summary, summary
 
 
@@ -98,9 +107,9 @@ def test_bits_do_not_depend_on_who_computes_the_pairs():
 @pytest.mark.parametrize("patience", [1, 50])
 def test_a_missing_program_leaves_only_its_part_unwritten(patience):
     x = matrix(1, 4 * 4096)
-    for function in (sharing.patient(patience), sharing.one_missing(patience)):
-        y = function(x)[:, :-8192]
-        torch.testing.assert_close(y, torch.softmax(x, 1)[:, : y.shape[1]])
+    assert_right(sharing.patient(patience)(x), x)
+    y = sharing.patient(patience, missing=1)(x)[:, :-8192]
+    torch.testing.assert_close(y, torch.softmax(x, 1)[:, : y.shape[1]])
 
 
 # ---- what a wait costs ---------------------------------------------------------------
