@@ -18,21 +18,18 @@ differ from version to version, and autograd's own time is the host's, which the
 `device` does not count.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 import torch
-import triton
 
 from benchmarks import peers
 from benchmarks.peers import Peer, Softmax
+from kernels import eager
 from kernels.lab import backend, record
 
 ALIGNED = 64  # elements: the second matrix starts at a multiple of 128 bytes or more
 STREAM = "stream"
-JUDGED = (1, 1), (3, 5), (4, 64), (7, 100)
-"""The matrices that `judge` tries."""
 
 
 def pair(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
@@ -49,6 +46,14 @@ def pair(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
 
 
 INPUTS: dict[str, record.MakeInput] = {"pair": pair}
+
+
+def cases(
+    columns: Iterable[int], dtypes: Iterable[torch.dtype], n_bytes: int = 2**28
+) -> list[record.Case]:
+    """Pairs of matrices of n_bytes each, for `record.sweep` with INPUTS."""
+    found = record.of_size(n_bytes, columns, dtypes)
+    return [case._replace(input="pair") for case in found]
 
 
 def stream(both: torch.Tensor) -> torch.Tensor:
@@ -70,7 +75,11 @@ class Step:
 
 
 class WayBack:
-    """A softmax's gradient alone: the result is kept from the first call on a pair."""
+    """A softmax's gradient alone: the result is kept from the first call on a pair.
+
+    Clocks take copies of small inputs in turn. So time it on pairs of more than twice
+    the L2 cache: others would be new in every call.
+    """
 
     def __init__(self, softmax: Softmax) -> None:
         self.softmax = softmax
@@ -86,6 +95,20 @@ class WayBack:
             y = self.softmax(leaf)
             self.kept = (x.data_ptr(), x.shape, x.dtype), leaf, y
         return torch.autograd.grad(y, leaf, gradient, retain_graph=True)[0]
+
+
+def twice(softmax: Softmax, both: torch.Tensor) -> torch.Tensor:
+    """A gradient of a gradient, for x.
+
+    Args:
+        softmax: of rows.
+        both: (2, M, N): the gradient for the result, which also weighs the gradient
+            for x that is differentiated again, and the input.
+    """
+    gradient, x = both.detach().clone().unbind()
+    x.requires_grad_()
+    (once,) = torch.autograd.grad(softmax(x), x, gradient, create_graph=True)
+    return torch.autograd.grad(once, x, gradient)[0]
 
 
 def ours(x: torch.Tensor) -> torch.Tensor:
@@ -135,8 +158,11 @@ def _providers(wrap: type) -> dict[str, Callable | Peer]:
 
 
 def steps() -> dict[str, Callable | Peer]:
-    """Providers of a softmax and its gradient, for `record.sweep` with INPUTS."""
-    return _providers(Step)
+    """Providers of a softmax and its gradient, for `record.sweep` with INPUTS.
+
+    The five lines of chapter `eager` are among them, with autograd's gradient.
+    """
+    return _providers(Step) | {"eager": Step(eager.softmax)}
 
 
 def ways_back() -> dict[str, Callable | Peer]:
@@ -192,53 +218,3 @@ def shares(df: pd.DataFrame, dtype: torch.dtype) -> pd.DataFrame:
     times = record.pivot(record.select(df, dtype=dtype), "p50_us")
     times = times.drop(columns="copy", errors="ignore")
     return times.rdiv(times.pop(STREAM), axis=0)
-
-
-def by_rows(kernel: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """A gradient by a kernel of the reader's, with one program for each row.
-
-    Args:
-        kernel: takes pointers to the gradient for x, the gradient for y, and y, all
-            contiguous; the number of columns; and the constexpr BLOCK_COLS, the power
-            of two that holds them.
-
-    Returns:
-        A function of the gradient for y and of y, both (M, N), that returns the
-        gradient for x.
-    """
-
-    def gradient_of(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x, block = torch.empty_like(y), triton.next_power_of_2(y.shape[1])
-        kernel[(len(y),)](x, g, y, y.shape[1], BLOCK_COLS=block)
-        return x
-
-    return gradient_of
-
-
-def judge(gradient_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-    """Says in a sentence whether a gradient is right, or where it is wrong first.
-
-    Args:
-        gradient_of: takes the gradient for y, and y = softmax(x), both (M, N) float32,
-            and returns the gradient for x.
-    """
-    generator = torch.Generator().manual_seed(0)
-    for n_rows, n_cols in JUDGED:
-        both = torch.randn(2, n_rows, n_cols, generator=generator, dtype=torch.float64)
-        g, x = both.to(backend.DEVICE)
-        y = torch.softmax(x.requires_grad_(), 1)
-        (right,) = torch.autograd.grad(y, x, g)
-        got = gradient_of(g.float(), y.detach().float())
-        if not isinstance(got, torch.Tensor) or got.shape != right.shape:
-            print(f"Not yet: for a {n_rows} × {n_cols} matrix this is no such matrix.")
-            return
-        near = (got - right).abs() <= 1e-5  # NaN is wrong, too
-        for row, col in (~near).nonzero()[:1].tolist():
-            value, wanted = got[row, col].item(), right[row, col].item()
-            print(
-                f"Not yet: in row {row} of a {n_rows} × {n_cols} matrix, column {col}"
-            )
-            print(f"is {value:.4f}, and {wanted:.4f} is right. The row sums to")
-            print(f"{got[row].sum().item():.4f}, where a gradient's rows sum to 0.")
-            return
-    print(f"Right: every value of {len(JUDGED)} matrices.")

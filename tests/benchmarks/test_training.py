@@ -3,8 +3,6 @@
 import pandas as pd
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from benchmarks import peers, training
 from kernels.lab import backend, record
@@ -33,11 +31,10 @@ def test_a_pair_is_two_aligned_matrices(dtype, shape):
 def test_all_providers_but_the_stream_are_gradients(providers):
     both = training.pair(SINGLE, 3, 33)
     found = providers()
-    assert list(found) == [
-        *("stream", "gradient", "torch", "torch.compile", "liger", "quack")
-    ]
+    names = ["stream", "gradient", "torch", "torch.compile", "liger", "quack"]
+    assert list(found) == names + ["eager"] * (providers is training.steps)
     assert torch.equal(found["stream"](both), both[0] + both[1])
-    for name in ("gradient", "torch"):
+    for name in {"gradient", "torch", "eager"} & {*found}:
         for _ in range(2):
             result = found[name](both)
             training.verify(both, result)
@@ -58,6 +55,19 @@ def test_the_way_back_computes_the_way_forth_once():
     for both in (one, one, other, other, one):
         training.verify(both, back(both))
     assert [shape[0] for shape in calls] == [2, 3, 2]
+
+
+def test_a_gradient_of_a_gradient_is_the_hessians():
+    both = training.pair(SINGLE, 1, 5).double()
+    found = training.twice(peers.native, both)
+    (g,), (x,) = both
+    hessian = torch.func.hessian(lambda x: g @ torch.softmax(x, 0))(x)
+    torch.testing.assert_close(found[0], hessian @ g)
+
+
+def test_cases_are_pairs():
+    (case, _) = training.cases([64], [SINGLE, HALF], n_bytes=1024)
+    assert case == record.Case(SINGLE, 4, 64, "pair")
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
@@ -99,37 +109,6 @@ def test_peers_that_are_here_are_right():
             if name != "stream":
                 training.verify(both, provider(both))
     assert backend.DEVICE == "cuda"
-
-
-@triton.jit
-def row_kernel(x_ptr, g_ptr, y_ptr, n_cols, BLOCK_COLS: tl.constexpr):
-    cols = tl.arange(0, BLOCK_COLS)
-    place, inside = tl.program_id(0) * n_cols + cols, cols < n_cols
-    g = tl.load(g_ptr + place, mask=inside, other=0.0)
-    y = tl.load(y_ptr + place, mask=inside, other=0.0)
-    tl.store(x_ptr + place, y * (g - tl.sum(g * y, axis=0)), mask=inside)
-
-
-def test_a_readers_kernel_has_a_program_for_each_row(capsys):
-    training.judge(training.by_rows(row_kernel))
-    assert capsys.readouterr().out.startswith("Right")
-
-
-def test_the_judge_says_what_is_wrong(capsys):
-    def right(g, y):
-        return y * (g - (g * y).sum(1, keepdim=True))
-
-    training.judge(right)
-    assert "every value of 4 matrices" in capsys.readouterr().out
-    wrongs = {
-        "in row 0 of a 1 × 1 matrix, column 0": lambda g, y: g * y,
-        "is nan": lambda g, y: right(g, y) * float("nan"),
-        "this is no such matrix": lambda g, y: right(g, y)[0],
-        "of a 4 × 64 matrix": lambda g, y: right(g, y) + (y.shape[1] > 60),
-    }
-    for words, wrong in wrongs.items():
-        training.judge(wrong)
-        assert words in capsys.readouterr().out
 
 
 def test_shares_are_of_the_stream():
