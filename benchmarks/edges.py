@@ -1,0 +1,444 @@
+"""Chapter `unaligned`'s kernel on its way: the ends of a row in a block of their own.
+
+from benchmarks import edges
+show.diff(tiled.softmax_kernel, edges.tail_kernel)
+show.diff(edges.tail_kernel, edges.head_kernel)
+show.diff(edges.head_kernel, edges.beside_kernel)
+show.diff(edges.beside_kernel, edges.threads_kernel)
+show.diff(edges.threads_kernel, unaligned.softmax_kernel)
+providers = {"unaligned.beside": edges.beside, "unaligned.threads": edges.threads}
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks import parts
+from benchmarks.tiles import widest
+from kernels import tiled, unaligned
+from kernels.lab import compile, gpu, occupancy
+from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of
+from kernels.tiled import (
+    BYTES_PER_WARP,
+    SHORT_BYTES,
+    TILE_BYTES,
+    block_max,
+    block_sum,
+    exp_shifted,
+    load_or_neg_inf,
+    opaque_move,
+)
+from kernels.unaligned import (
+    edge_columns,
+    load_block,
+    own_max,
+    own_sum,
+    split_row,
+)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def tail_kernel(
+    output_ptr,
+    input_ptr,
+    output_row_stride,
+    input_row_stride,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    REST_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
+):
+    """As `kernels.tiled.softmax_kernel`, for rows that end anywhere.
+
+    Args:
+        As for `kernels.tiled.softmax_kernel`, but VECTOR need not divide n_cols.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK_COLS)[None, :]
+    is_row = rows < n_rows
+    rows = rows.to(tl.int64)
+    # "// VECTOR * VECTOR" changes no number, but tells the compiler what divides it.
+    body = n_cols // VECTOR * VECTOR
+    input_ptrs = input_ptr + rows * (input_row_stride // VECTOR * VECTOR)
+    edge_cols = body + tl.arange(0, VECTOR)[None, :]
+    at_edge = is_row & (edge_cols < n_cols)
+    edges = load_or_neg_inf(input_ptrs + edge_cols, at_edge)
+
+    inside = is_row & (cols < body)
+    x = load_or_neg_inf(input_ptrs + cols, inside)
+    row_max = block_max(x)
+    if REST_COLS:
+        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
+        rest_inside = is_row & (rest_cols < body)
+        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
+        row_max = tl.maximum(row_max, block_max(rest))
+    row_max = tl.maximum(row_max, block_max(edges))
+
+    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    row_sum = tl.sum(numerator, axis=1)[:, None]
+    if REST_COLS:
+        row_sum += block_sum(rest, row_max, True)
+    row_sum += block_sum(edges, row_max, False)
+    factor = 1 / row_sum
+    output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
+    y = exp_shifted(edges, row_max) * factor
+    tl.store(output_ptrs + edge_cols, y, mask=at_edge)
+    if RECOMPUTE:
+        numerator = exp_shifted(opaque_move(x, True), row_max)
+    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+    if REST_COLS:
+        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def head_kernel(
+    output_ptr,
+    input_ptr,
+    input_row_stride,
+    input_shift,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    REST_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
+):
+    """As `tail_kernel`, for rows that start anywhere.
+
+    Args:
+        As for `tail_kernel`, but both tensors have input_row_stride.
+        input_shift: elements from an aligned address to either's first element.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK_COLS)[None, :]
+    is_row = rows < n_rows
+    start = rows.to(tl.int64) * input_row_stride
+    head, body = split_row(start + input_shift, n_cols, VECTOR)
+    edge = tl.arange(0, 2 * VECTOR)[None, :]
+    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
+    at_edge &= is_row
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
+    input_ptrs = input_ptr + (start + head)
+
+    inside = is_row & (cols < body)
+    x = load_or_neg_inf(input_ptrs + cols, inside)
+    row_max = block_max(x)
+    if REST_COLS:
+        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
+        rest_inside = is_row & (rest_cols < body)
+        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
+        row_max = tl.maximum(row_max, block_max(rest))
+    row_max = tl.maximum(row_max, block_max(edges))
+
+    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    row_sum = tl.sum(numerator, axis=1)[:, None]
+    if REST_COLS:
+        row_sum += block_sum(rest, row_max, True)
+    row_sum += block_sum(edges, row_max, False)
+    factor = 1 / row_sum
+    output_ptrs = output_ptr + (start + head)
+    y = exp_shifted(edges, row_max) * factor
+    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+    if RECOMPUTE:
+        numerator = exp_shifted(opaque_move(x, True), row_max)
+    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+    if REST_COLS:
+        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def beside_kernel(
+    output_ptr,
+    input_ptr,
+    input_row_stride,
+    input_shift,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    REST_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
+):
+    """As `head_kernel`, in accesses of VECTOR elements.
+
+    Args:
+        As for `head_kernel`.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
+    cols = tl.arange(0, BLOCK_COLS)[None, :]
+    n_cols = tl.where(rows < n_rows, n_cols, 0)
+    # Two facts tell the compiler that bodies are aligned: both pointers are moved to an
+    # aligned address, and VECTOR divides the distance from there to a body.
+    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    start = rows.to(tl.int64) * input_row_stride + input_shift
+    head, body = split_row(start, n_cols, VECTOR)
+    body_start = (start + head) // VECTOR * VECTOR
+    edge = tl.arange(0, 2 * VECTOR)[None, :]
+    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
+    input_ptrs = input_ptr + body_start
+
+    # VECTOR divides the body, so an access lies inside if its first element does.
+    inside = cols // VECTOR * VECTOR < body
+    x = load_or_neg_inf(input_ptrs + cols, inside)
+    row_max = block_max(x)
+    if REST_COLS:
+        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
+        rest_inside = rest_cols // VECTOR * VECTOR < body
+        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
+        row_max = tl.maximum(row_max, block_max(rest))
+    row_max = tl.maximum(row_max, block_max(edges))
+
+    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    row_sum = tl.sum(numerator, axis=1)[:, None]
+    if REST_COLS:
+        row_sum += block_sum(rest, row_max, True)
+    row_sum += block_sum(edges, row_max, False)
+    factor = 1 / row_sum
+    output_ptrs = output_ptr + body_start
+    y = exp_shifted(edges, row_max) * factor
+    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+    if RECOMPUTE:
+        numerator = exp_shifted(opaque_move(x, True), row_max)
+    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+    if REST_COLS:
+        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+
+
+@triton.jit
+def row_maximum(x):
+    """The maximum of each row: each thread's own, then that of the row's threads."""
+    return tl.max(own_max(x), axis=0, keep_dims=True)
+
+
+@triton.jit
+def row_total(x):
+    """The sum of each row: each thread's own, then that of the row's threads."""
+    return tl.sum(own_sum(x), axis=0, keep_dims=True)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def threads_kernel(
+    output_ptr,
+    input_ptr,
+    input_row_stride,
+    input_shift,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    REST_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """As `beside_kernel`, with blocks that say which thread holds what.
+
+    Args:
+        As for `beside_kernel`.
+        THREADS: that share a row; a power of two, at least 2 * VECTOR.
+    """
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :, None, None]
+    n_cols = tl.where(rows < n_rows, n_cols, 0)
+    # Two facts tell the compiler that bodies are aligned: both pointers are moved to an
+    # aligned address, and VECTOR divides the distance from there to a body.
+    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    start = rows.to(tl.int64) * input_row_stride + input_shift
+    head, body = split_row(start, n_cols, VECTOR)
+    body_start = (start + head) // VECTOR * VECTOR
+    edge = tl.arange(0, THREADS)[:, None, None, None]
+    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
+    input_ptrs = input_ptr + body_start
+    x, cols, inside = load_block(input_ptrs, body, 0, BLOCK_COLS, THREADS, VECTOR)
+    row_max = row_maximum(x)
+    if REST_COLS:
+        rest, rest_cols, rest_inside = load_block(
+            input_ptrs, body, BLOCK_COLS, REST_COLS, THREADS, VECTOR
+        )
+        row_max = tl.maximum(row_max, row_maximum(rest))
+    row_max = tl.maximum(row_max, row_maximum(edges))
+
+    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    row_sum = row_total(numerator)
+    if REST_COLS:
+        row_sum += row_total(exp_shifted(opaque_move(rest, True), row_max))
+    row_sum += row_total(exp_shifted(edges, row_max))
+    factor = 1 / row_sum
+    output_ptrs = output_ptr + body_start
+    y = exp_shifted(edges, row_max) * factor
+    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+    if RECOMPUTE:
+        numerator = exp_shifted(opaque_move(x, True), row_max)
+    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+    if REST_COLS:
+        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+
+
+# ---- launches ------------------------------------------------------------------------
+
+
+def choose_config(n_cols: int, element_size: int) -> tiled.Config:
+    """The configuration of `head_kernel` and `beside_kernel`.
+
+    As that of `kernels.tiled`, but a tile has at most TILE_BYTES or one row, and tiles
+    of short rows have two warps. In short rows an access has at most 4 elements,
+    because the block of their edges is 2 * VECTOR wide.
+    """
+    vector, is_short = 16 // element_size, n_cols * element_size < SHORT_BYTES
+    vector = min(vector, 4) if is_short else vector
+    block_cols, rest_cols = tiled.split_block(max(n_cols // vector, 1) * vector, vector)
+    row_bytes = (block_cols + rest_cols) * element_size
+    rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
+    tile_bytes = rows * row_bytes
+    warps = tile_bytes / BYTES_PER_WARP
+    if tile_bytes >= 16384:
+        num_warps = 2 ** math.ceil(math.log2(warps / 2))
+    else:
+        num_warps = 2 if is_short else max(1, 2 ** int(math.log2(min(warps, 8))))
+    recompute = tile_bytes > BYTES_PER_WARP and element_size < 4
+    return tiled.Config(rows, block_cols, rest_cols, vector, recompute, num_warps)
+
+
+def launch_for(kernel: Any, x: torch.Tensor) -> Launch:
+    """The launch of a kernel, for an output whose rows lie as x's.
+
+    Args:
+        kernel: one of this module but `tail_kernel`, or `unaligned.softmax_kernel`,
+            whose config `threads_kernel` has, too.
+        x: as for `unaligned.launch_for`.
+    """
+    launch = unaligned.launch_for(x, x)
+    if "THREADS" in kernel.arg_names:
+        return dataclasses.replace(launch, kernel=kernel)
+    config = choose_config(x.shape[1], x.element_size())
+    changed = {"grid": (ceil_div(len(x), config.rows),), "kernel": kernel}
+    return dataclasses.replace(launch, constants=constants_of(config), **changed)
+
+
+def softmax_by(kernel: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The softmax of every row of contiguous matrices, by a kernel of `launch_for`."""
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        output = torch.empty_like(x)
+        if x.numel() and x.data_ptr() % 16 == output.data_ptr() % 16:
+            launch_for(kernel, x)(output, x)
+        elif x.numel():  # the output lies elsewhere: no kernel of this module
+            unaligned.launch_for(output, x)(output, x)
+        return output
+
+    return softmax
+
+
+beside, threads = softmax_by(beside_kernel), softmax_by(threads_kernel)
+"""The softmax of every row: step three and step four of the chapter."""
+
+
+# ---- what the compiler makes of it ---------------------------------------------------
+
+
+def widths(launch: Launch) -> tuple[int, int]:
+    """The bytes of a thread's widest load and of its widest store."""
+    made = compile.aot(launch)
+    return widest(made, "ld"), widest(made, "st")
+
+
+def budget(itemsize: int) -> float:
+    """The instructions that an H200 issues while it moves a value there and back.
+
+    Its datasheet says 67 TFLOP/s in float32, where an instruction counts as two.
+    """
+    per_byte = 67e12 / 2 / (gpu.named("H200").peak_bandwidth_gbps * 1e9)
+    return per_byte * 2 * itemsize
+
+
+def work(kernel: Any, n_cols: int, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
+    """What a kernel computes for its edges, compiled for contiguous rows on an H200.
+
+    Args:
+        kernel: that `launch_for` knows, or `tiled.softmax_kernel`.
+        n_cols, dtype: of the rows.
+
+    Returns:
+        n_cols; the mean share of a row that lies in its ends, in percent; exponentials
+        of a thread for the body, and for the edges; instructions for each value;
+        barriers; KiB of rows that an SM holds.
+    """
+    x = torch.empty(4096, n_cols, dtype=dtype, device="meta")
+    if kernel is tiled.softmax_kernel:
+        launch = tiled.launch_for(x, x)
+    else:
+        launch = launch_for(kernel, x)
+    made, chosen = compile.aot(launch), launch.constants
+    vector, threads = chosen["VECTOR"], 32 * made.num_warps
+    starts = range(0, vector * n_cols, n_cols)
+    ends = [n_cols - parts.lengths(start, n_cols, vector)[1] for start in starts]
+    twice = 1 + chosen["RECOMPUTE"]
+    body = chosen["ROWS"] * chosen["BLOCK_COLS"] * twice // threads
+    body += chosen["ROWS"] * chosen["REST_COLS"] * 2 // threads
+    each = threads / (chosen["ROWS"] * n_cols)  # threads for a value
+    each *= made.count(r"^    (?!NOP)", "sass")
+    held = occupancy.of(made).blocks_per_sm * chosen["ROWS"] * n_cols * dtype.itemsize
+    edges = made.count(r"ex2\.") - body
+    barriers = made.count(r"bar\.sync")
+    in_ends = 100 * sum(ends) / len(ends) / n_cols
+    return [n_cols, in_ends, body, edges, each, barriers, held // 1024]
+
+
+def layouts(kernel: Any, n_cols: int) -> list[tuple[str, str, str]]:
+    """Where a kernel's edges lie, operation by operation, in Triton's TTGIR.
+
+    Args:
+        kernel: that `launch_for` knows.
+        n_cols: of contiguous bfloat16 rows.
+
+    Returns:
+        Rows of operation, the block's shape, and the layout after the operation.
+    """
+    x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
+    launch = launch_for(kernel, x)
+    rows, places = launch.constants["ROWS"], 2 * launch.constants["VECTOR"]
+    text = compile.aot(launch).ttgir
+    sizes = r"sizePerThread = \[(.*?)\], threadsPerWarp = \[(.*?)\]"
+    names = {
+        name: f"[{each}] values in each of [{threads}] threads"
+        for name, each, threads in re.findall(rf"^#(\w+) = .*?{sizes}", text, re.M)
+    }
+    shape = rf"tensor<({rows}x{places}|{places}x{rows})x[^#]*#(\w+)>+"
+    found = re.findall(rf"((?:tt|ttg|math)\.\w+) .*{shape}$", text, re.M)
+    kept = "tt.load", "ttg.convert_layout", "math.exp2"
+    return [
+        (operation, block, names.get(layout, layout))
+        for operation, block, layout in found
+        if operation in kept
+    ]
+
+
+WORK = [
+    "columns",
+    "edges, %",
+    "exp: body",
+    "exp: edges",
+    "instructions a value",
+    "barriers",
+    "KiB on an SM",
+]
+"""The header of a table of `work`."""

@@ -1,0 +1,96 @@
+"""Each step towards chapter `unaligned`'s kernel is a softmax, and a small change."""
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks import edges
+from kernels import tiled, unaligned
+from kernels.lab import check, show
+from tests.helpers import assert_right, matrix
+
+STEPS = [
+    edges.tail_kernel,
+    edges.head_kernel,
+    edges.beside_kernel,
+    edges.threads_kernel,
+    unaligned.softmax_kernel,
+]
+HALF = torch.bfloat16
+
+
+def test_rows_may_end_anywhere_after_step_one():
+    for n_cols in (9, 13, 137):
+        x = matrix(5, n_cols, HALF, stride=144)
+        y = torch.empty(5, 144, dtype=HALF, device=x.device)[:, :n_cols]
+        launch = tiled.launch_for(y, x, tiled.choose_config(n_cols, 2, 8))
+        strides, config = (144, 144, 5, n_cols), dict(launch.constants)
+        edges.tail_kernel[launch.grid](y, x, *strides, **config)
+        assert_right(y, x)
+
+
+@pytest.mark.parametrize("kernel", STEPS[1:], ids=lambda kernel: kernel.fn.__name__)
+def test_rows_may_start_anywhere_from_step_two_on(kernel):
+    softmax = edges.softmax_by(kernel)
+    summary = check.softmax(softmax, dtypes=[HALF, torch.float32], max_cols=136)
+    assert summary, summary
+
+
+def test_no_step_adds_many_lines():
+    for old, new in itertools.pairwise([tiled.softmax_kernel, *STEPS]):
+        code = repr(show.diff(old, new, indentation=False)).splitlines()[2:]
+        added = [line[1:].strip() for line in code if line[0] == "+"]
+        added = [line for line in added if not line.startswith(("def ", "#"))]
+        assert len(added) <= 13, added
+
+
+# ---- what the compiler makes of it ---------------------------------------------------
+
+
+def on_meta(n_cols: int) -> torch.Tensor:
+    return torch.empty(4096, n_cols, dtype=HALF, device="meta")
+
+
+def test_step_three_makes_accesses_wide():
+    x = on_meta(1001)
+    widths = [edges.widths(edges.launch_for(kernel, x)) for kernel in STEPS[1:]]
+    assert widths == [(2, 2), (16, 16), (16, 16), (16, 16)]
+
+
+def of(kernel, n_cols: int) -> dict[str, float]:
+    return dict(zip(edges.WORK, edges.work(kernel, n_cols), strict=True))
+
+
+def test_edges_cost_less_if_each_thread_takes_one():
+    beside, threads, once = (of(kernel, 257) for kernel in STEPS[2:])
+    assert 2.5 < beside["edges, %"] < 3
+    for better in (threads, once):
+        assert better["exp: edges"] * 4 <= beside["exp: edges"]
+        assert better["instructions a value"] < 0.7 * beside["instructions a value"]
+
+
+def test_one_exchange_needs_fewer_barriers():
+    threads, once = (of(kernel, 4097) for kernel in STEPS[3:])
+    assert once["barriers"] < threads["barriers"]
+
+
+def test_edges_beside_the_body_take_its_layout():
+    found = edges.layouts(edges.beside_kernel, 257)
+    assert [row[0] for row in found] == [
+        "tt.load",
+        "ttg.convert_layout",
+        "math.exp2",
+        "ttg.convert_layout",
+    ]
+    assert "[1, 8] values in each of [1, 32] threads" in found[2]
+
+
+def test_the_control_has_no_edges():
+    found = of(tiled.softmax_kernel, 256)
+    assert found["edges, %"] == found["exp: edges"] == 0
+
+
+def test_an_h200_issues_28_instructions_for_a_value_of_16_bits():
+    assert 27 < edges.budget(2) < 29
+    assert edges.budget(4) == 2 * edges.budget(2)
