@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import variants
+from benchmarks import passes, variants
 from kernels import eager, traffic
 from kernels.lab import backend, counters
 
@@ -90,18 +90,20 @@ def traffic_experiment() -> list[dict[str, Any]]:
 # ---- chapter `online`: how often the bytes of a row come from DRAM -------------------
 
 COUNTED_ROWS, COUNTED_COLS = 1056, (16384, 65536, 131072, 262144)
+ONLINE = {name: (variants.ONLINE | passes.CONTROLS)[name] for name in passes.COUNTED}
+"""The kernels whose bytes are counted, by provider."""
 
 
 def run_online() -> None:
-    """Runs each variant of the chapter, on float32, for `counters.profile`."""
+    """Runs each kernel of ONLINE, on float32, for `counters.profile`."""
     for n_cols in COUNTED_COLS:
         x = torch.randn(COUNTED_ROWS, n_cols, device=backend.DEVICE)
-        for function in variants.ONLINE.values():
+        for function in ONLINE.values():
             _run_watched(function, x, emptied=True)
 
 
 def online_experiment() -> list[dict[str, Any]]:
-    """DRAM bytes and time of each variant of the chapter.
+    """DRAM bytes and time of each kernel of ONLINE.
 
     Returns:
         Rows of provider, n_rows, n_cols, kernel, read_bytes, written_bytes (both from
@@ -114,7 +116,7 @@ def online_experiment() -> list[dict[str, Any]]:
     named = [
         {"provider": provider, "n_rows": COUNTED_ROWS, "n_cols": n_cols}
         for n_cols in COUNTED_COLS
-        for provider in variants.ONLINE
+        for provider in ONLINE
     ]
     return _profiled(run_online, named)
 

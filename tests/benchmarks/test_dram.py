@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.interpreter import GridExecutor
 
-from benchmarks import dram, variants
+from benchmarks import dram
 from kernels import traffic
 from kernels.lab import backend, counters, gpu, record
 
@@ -40,13 +40,11 @@ def test_each_kernel_of_the_five_lines_is_named(monkeypatch):
 
 
 def test_each_kernel_of_the_variants_is_named(monkeypatch):
-    count = len(dram.COUNTED_COLS) * len(variants.ONLINE)
+    count = len(dram.COUNTED_COLS) * len(dram.ONLINE)
     named = rows(dram.online_experiment, monkeypatch, count)
-    assert [row["provider"] for row in named[: len(variants.ONLINE)]] == [
-        *variants.ONLINE
-    ]
+    assert [row["provider"] for row in named[: len(dram.ONLINE)]] == [*dram.ONLINE]
     assert named[-1] == {
-        **{"provider": "online", "n_rows": dram.COUNTED_ROWS},
+        **{"provider": "online.silent", "n_rows": dram.COUNTED_ROWS},
         **{"n_cols": dram.COUNTED_COLS[-1], "kernel": "any", "read_bytes": count - 1},
     }
 
@@ -115,7 +113,7 @@ def test_each_variant_is_watched_for_one_launch(seen, monkeypatch):
     monkeypatch.setattr(dram, "COUNTED_ROWS", 2)
     monkeypatch.setattr(dram, "COUNTED_COLS", (70,))
     dram.run_online()
-    assert launches == [False, True] * len(variants.ONLINE)
+    assert launches == [False, True] * len(dram.ONLINE)
 
 
 @pytest.mark.parametrize("run", EXPERIMENTS.values())
