@@ -23,7 +23,7 @@ RECORDED = sorted((ROOT / "notebooks" / "recorded").glob("*/*.csv"))
 
 LONGEST_CELL = 20
 LONGEST_PAGE = {"cells": 25, "words": 1800}
-LONGER_PAGES = {"online"}  # to be shortened
+LONGER_PAGES: set[str] = set()
 LONGEST_MODULE = 560
 LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
 LONGER = {"cooperative": 275}  # its kernel has two endings: with its partners, without
