@@ -4,11 +4,12 @@ Builds on: `tiled`, `unaligned` and `cooperative`; one kernel does here what the
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
     for each row, the sum of their products. In the block of a tile's edges, a column is
     a row of the tile, so that no thread computes what another thread computes too.
-Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row.
+Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
+    row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -19,13 +20,20 @@ from kernels import cooperative
 from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
 from kernels.lab import launch
 from kernels.lab.backward import Backward
-from kernels.lab.launch import Launch, Workspace, constants_of, pointer_to
+from kernels.lab.launch import Launch, Pointer, Workspace, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, opaque_move
 from kernels.unaligned import edge_columns, split_row
 
-TILE_BYTES = 2048  # of y: shorter rows share a tile
-BYTES_PER_WARP = 4096  # of y, and as many of the gradient: 256 bytes in each thread
-LONGEST_TILE = 32768  # bytes of the longest row of y that a program takes by itself
+# Bytes of y. A program holds as many of the gradient.
+TILE_BYTES = 2048  # shorter rows share a tile; half of it where rows have edges
+BYTES_PER_WARP = 2048  # with the gradient's, 128 bytes in each thread
+LONGEST_TILE = 32768  # the longest row that a program takes by itself
+LONG_BYTES = 3 * 2**16  # longer rows have parts of twice the size
+
+# The bytes of a part, its warps, and the most registers of a thread.
+FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
+PARTS = {2: (8192, 4, 64), 4: (16384, 4, 96)}  # by element size
+LONG_PARTS = {2: (16384, 8, 64), 4: (32768, 4, 168)}
 
 
 @triton.jit
@@ -51,13 +59,16 @@ def combine(g, y, row_dot):
 
 
 @triton.jit
-def look(words_ptr, tag, n_parts, BLOCK_PARTS):
-    """Reads a row's words: the parts' sums, which parts are missing, and how many."""
+def look(words_ptr, words, tag, n_parts, BLOCK_PARTS):
+    """Reads those of a row's words that lack the tag: all, and which are missing.
+
+    Waiting programs look again and again. Only the words that they still miss move.
+    """
     parts = tl.arange(0, BLOCK_PARTS)
-    is_part = parts < n_parts
-    words = tl.load(words_ptr + parts, mask=is_part, other=0, volatile=True)
-    missing = is_part & ~cooperative.has_tag(words, tag)
-    return cooperative.unpack(words), missing, tl.sum(missing.to(tl.int32), axis=0)
+    missing = (parts < n_parts) & ~cooperative.has_tag(words, tag)
+    words = tl.load(words_ptr + parts, mask=missing, other=words, volatile=True)
+    missing = (parts < n_parts) & ~cooperative.has_tag(words, tag)
+    return words, missing, tl.sum(missing.to(tl.int32), axis=0)
 
 
 # Only n_parts = 1 is compiled for itself. Then no program divides by it.
@@ -80,14 +91,16 @@ def gradient_kernel(
     VECTOR: tl.constexpr,
     EDGES: tl.constexpr,
     PATIENCE: tl.constexpr,
+    STEP: tl.constexpr,
 ):
     """One program computes one tile of rows, or one part of one row.
 
     Args:
         output_ptr, gradient_ptr, y_ptr: contiguous tensors that start at multiples of
             16 bytes, so that all three are aligned in the same places.
-        words_ptr: n_parts words (int64) for each row: the parts' sums of products.
-        tag: this call's. Neither is used where BLOCK_PARTS is 1.
+        words_ptr: n_parts words (int64) for each row: the parts' sums of products. In
+            step 1, as many float32 to write; in step 2, a float32 to read for each row.
+        tag: this call's; not used in steps, nor the words where BLOCK_PARTS is 1.
         n_rows, n_cols: the tensors' shape.
         n_parts: of a row; 1 where a row is not shared.
         ROWS, BLOCK_COLS: of a tile or a part, powers of two. A part has one row.
@@ -95,9 +108,13 @@ def gradient_kernel(
         PATIENCE: as in `kernels.cooperative`.
         VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere; if not, VECTOR divides n_cols.
+        STEP: 0 for the whole way; 1 for the parts' sums alone; 2 for the gradient, from
+            the rows' sums. Programs of one step do not depend on each other.
     """
     LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
     own = tl.program_id(0)
+    if STEP == 2:  # backwards, since L2 still holds what step 1 read last
+        own = tl.num_programs(0) - 1 - own
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
@@ -127,20 +144,25 @@ def gradient_kernel(
             row_dot += dot(edge_g, edge_y, 0)
 
         next_task = -1
-        if BLOCK_PARTS > 1:
+        if STEP == 1:
+            tl.store(words_ptr + task, tl.sum(row_dot, axis=0))
+        elif STEP == 2:
+            row_dot = tl.full((ROWS,), tl.load(words_ptr + task // n_parts), tl.float32)
+        elif BLOCK_PARTS > 1:
             part_dot = tl.sum(row_dot, axis=0)  # of the only row
             row_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
             tl.atomic_xchg(row_ptr + part, pack(part_dot, tag), sem="relaxed")
-            dots, _, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+            words = tl.zeros((BLOCK_PARTS,), tl.int64)
+            words, missing, n = look(row_ptr, words, tag, n_parts, BLOCK_PARTS)
             looks = 1
-            while (n_missing > 0) & (task == own) & (looks < LOOKS):
-                dots, _, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+            while (n > 0) & (task == own) & (looks < LOOKS):
+                words, missing, n = look(row_ptr, words, tag, n_parts, BLOCK_PARTS)
                 looks += 1
+            dots = cooperative.unpack(words)  # 0 where there is no part
             row_dot = tl.full((ROWS,), tl.sum(dots, axis=0), tl.float32)
-            if (n_missing > 0) | (task != own):
-                dots, missing, n = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+            if (n > 0) | (task != own):
                 next_task = choose_task(missing, n, own, n_parts, BLOCK_PARTS)
-        if next_task < 0:
+        if (next_task < 0) & (STEP != 1):
             if EDGES:
                 edge_x = combine(edge_g, edge_y, row_dot[None, :])
                 tl.store(output_ptr + edges, edge_x, mask=at_edge)
@@ -161,14 +183,19 @@ class Config:
     patience: int
     num_warps: int
     maxnreg: int | None = None
+    step: int = 0
 
 
 def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     """The configuration for n_rows rows of n_cols values, on the current GPU.
 
-    As in `tiled` and `unaligned` up to LONGEST_TILE bytes of a row, and in
-    `cooperative` beyond that, with half of the bytes in a part, because a thread holds
-    as many of the gradient. A value has element_size bytes.
+    A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take as
+    many registers as the tile, so tiles with edges are half as large. Programs share
+    longer rows. Their parts are small, and a thread's registers capped, because while
+    some programs of an SM wait, others must load. But each part more is one more to
+    wait for, so long rows have larger parts. A 16-bit value takes twice a float32's
+    instructions for each byte, so a part has half the bytes for each warp, or less.
+    A value has element_size bytes.
     """
     vector = 16 // element_size
     if n_cols % vector and n_cols * element_size < SHORT_BYTES:
@@ -178,23 +205,20 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     row_bytes = body * element_size
     if row_bytes <= LONGEST_TILE:
         block_cols = launch.power_of_2(body)
-        rows = max(1, TILE_BYTES // (block_cols * element_size))
+        tile_bytes = TILE_BYTES // 2 if edges else TILE_BYTES
+        rows = max(1, tile_bytes // (block_cols * element_size))
         warps = rows * block_cols * element_size // BYTES_PER_WARP
         return Config(rows, block_cols, 1, vector, edges, 1, max(1, warps))
-    sms = launch.n_sms()
-    if n_rows * row_bytes < cooperative.FEW_BYTES * sms:
-        part_bytes, num_warps, maxnreg = 8192, 4, 64
-    elif row_bytes > cooperative.HELD_BYTES * sms // 2:
-        part_bytes, num_warps, maxnreg = 32768, 4, 168
+    if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
+        part_bytes, num_warps, maxnreg = FEW_PARTS
     else:
-        part_bytes, num_warps, maxnreg = 16384, 4, 96
+        parts = LONG_PARTS if row_bytes > LONG_BYTES else PARTS
+        part_bytes, num_warps, maxnreg = parts[element_size]
     block_cols = part_bytes // element_size
     n_parts = count_parts(n_cols, block_cols, vector)
     block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
-    n_held = launch.programs_at_once(num_warps, maxnreg)
-    patience = cooperative.PATIENCE if n_parts <= n_held else 1
-    shape = 1, block_cols, block_parts
-    return Config(*shape, vector, edges, patience, num_warps, maxnreg)
+    constants = 1, block_cols, block_parts, vector, edges, cooperative.PATIENCE
+    return Config(*constants, num_warps, maxnreg)
 
 
 def launch_for(
@@ -222,7 +246,35 @@ def launch_for(
     )
 
 
-_backward = Backward("softmax_backward", launch_for)
+def steps_for(
+    output: Tensor, gradient: Tensor, y: Tensor
+) -> tuple[Launch, Launch] | None:
+    """Two launches, for rows with more parts than the GPU runs at once; otherwise None.
+
+    Their programs do not wait. The first launch writes each part's sum of products to a
+    fourth tensor, float32. The second reads each row's sum, the sum of those, from one.
+
+    Args:
+        output, gradient, y: as for `launch_for`.
+    """
+    config = choose_config(*y.shape, y.element_size())
+    whole = launch_for(output, gradient, y, config)
+    n_parts, options = whole.scalars[-1], (config.num_warps, config.maxnreg)
+    if n_parts == 1 or n_parts <= launch.programs_at_once(*options):
+        return None
+    return tuple(
+        replace(
+            whole,
+            scalars=(0, *whole.scalars),  # no tag
+            constants=constants_of(replace(config, block_parts=1, step=step)),
+            pointers=(*whole.pointers, Pointer(torch.float32)),
+            workspace=None,
+        )
+        for step in (1, 2)
+    )
+
+
+_backward = Backward("softmax_backward", launch_for, steps_for)
 
 
 def softmax_backward(

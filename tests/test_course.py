@@ -24,7 +24,10 @@ RECORDED = sorted((ROOT / "notebooks" / "recorded").glob("*/*.csv"))
 LONGEST_CELL = 20
 LONGEST_MODULE = 560
 LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
-LONGER = {"cooperative": 275}  # its kernel has two endings: with its partners, without
+LONGER = {
+    "cooperative": 275,  # its kernel has two endings: with its partners, without
+    "gradient": 310,  # one kernel does what those of three chapters do
+}
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import kernels
-from kernels import cooperative, gradient
+from kernels import gradient
 from kernels.gradient import Config, softmax_backward
 from kernels.lab import backend, compile, gpu, meter, occupancy
 from kernels.lab import launch as launch_module
@@ -126,6 +126,20 @@ def test_is_right_for_rows_that_many_programs_share(n_cols):
 def test_is_right_for_more_parts_than_the_gpu_runs_at_once():
     g, y = inputs(1, 20_000_001)
     assert_right(softmax_backward(g, y), g, y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_cols", [5_000_000, 20_000_001])
+def test_a_graph_may_hold_rows_of_any_length(n_cols):
+    g, y = inputs(2, n_cols, HALF)
+    right = softmax_backward(g, y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = softmax_backward(g, y)
+    for _ in range(2):
+        x.fill_(7)
+        graph.replay()
+        assert torch.equal(x, right)
 
 
 @pytest.mark.gpu
@@ -402,16 +416,33 @@ def test_configs_hold_their_rows(element_size):
         assert config.num_warps <= 32
 
 
-def test_programs_wait_only_where_all_parts_of_a_row_run_at_once(monkeypatch):
+def test_rows_that_are_not_resident_take_two_launches(monkeypatch):
     for sms, threads in ((132, 2048), (40, 1024), (20, 2048)):
         sizes = sms, threads
         monkeypatch.setattr(launch_module, "sms_and_threads", lambda sizes=sizes: sizes)
-        for n_cols in (10**4, 10**5, 10**6, 3 * 10**6, 10**7):
+        for n_cols in (1000, 10**4, 10**5, 10**6, 3 * 10**6, 10**7):
+            y = torch.empty(100, n_cols, device="meta")
             config = gradient.choose_config(100, n_cols, 4)
-            n_parts = triton.cdiv(n_cols, config.block_cols)
-            held = min(threads, 65536 // config.maxnreg) // (32 * config.num_warps)
-            waits = config.patience == cooperative.PATIENCE
-            assert waits == (n_parts <= sms * held)
+            n_parts = gradient.launch_for(y, y, y).scalars[-1]
+            registers = config.maxnreg or 1
+            held = min(threads, 65536 // registers) // (32 * config.num_warps)
+            steps = gradient.steps_for(y, y, y)
+            assert (steps is not None) == (n_parts > sms * held)
+            if steps is not None:
+                assert all(launch.workspace is None for launch in steps)
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+@pytest.mark.parametrize("n_cols", [70_001, 80_000])
+def test_two_launches_are_right(n_cols, dtype, monkeypatch):
+    """A GPU that runs one program at once."""
+    monkeypatch.setattr(launch_module, "programs_at_once", lambda *_: 1)
+    monkeypatch.setattr(gradient._backward, "launches", {})
+    for n_rows in (1, 3):
+        g, y = inputs(n_rows, n_cols, dtype)
+        x = softmax_backward(g, y)
+        assert_right(x, g, y)
+        assert torch.equal(x, softmax_backward(g, y))
 
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)
@@ -516,10 +547,10 @@ def test_a_wrong_kernel_is_caught(helper, wrong):
     assert_right(softmax_backward(g, y), g, y)
 
 
-def believing_any_word(words_ptr, tag, n_parts, BLOCK_PARTS):
+def believing_any_word(words_ptr, words, tag, n_parts, BLOCK_PARTS):
     parts = tl.arange(0, BLOCK_PARTS)
     words = tl.load(words_ptr + parts, mask=parts < n_parts, other=0, volatile=True)
-    return cooperative.unpack(words), parts < 0, 0
+    return words, parts < 0, 0
 
 
 def test_a_kernel_that_believes_any_word_is_caught():
