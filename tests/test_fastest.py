@@ -20,7 +20,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import cooperative, fastest, online, tiled, unaligned
-from kernels.lab import backend, check, compile, direct, gpu, launch, meter
+from kernels.lab import (
+    backend,
+    check,
+    compile,
+    direct,
+    gpu,
+    launch,
+    meter,
+    operator,
+)
 from tests.helpers import FakeKernel, assert_right
 from tests.lab.test_direct import launches_for
 
@@ -820,8 +829,11 @@ MANY = 10**6
         (1, 2**20, torch.bfloat16, "cooperative"),
         (4096, 50257, torch.float32, "cooperative"),
         (4096, 131072, torch.bfloat16, "cooperative"),
-        (1, cooperative.MAX_COLS, torch.bfloat16, "cooperative"),
-        (1, cooperative.MAX_COLS + 1, torch.bfloat16, "online"),
+        (1, 5_000_000, torch.float32, "cooperative"),
+        (1, 6_000_000, torch.float32, "online"),
+        (4, 8_000_000, torch.float32, "online"),
+        (1, 10_000_000, torch.bfloat16, "cooperative"),
+        (1, 2**27, torch.bfloat16, "online"),
         (tiled.MAX_ROWS, 2, torch.float16, "tiled"),
         (tiled.MAX_ROWS + 1, 2, torch.float16, "online"),
         (MANY, 32, torch.float64, "online"),
@@ -841,13 +853,22 @@ def test_what_fills_the_gpu_depends_on_the_gpu(sms, stem, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n_rows", [1, MANY])
 def test_rows_are_shared_from_some_length_on(n_rows, dtype):
-    """One seam along N; where rows are few, it does not come later."""
+    """Where rows are few, from no later one; and up to what the GPU holds of a row."""
     lengths = {max(2**power + odd, 1) for power in range(28) for odd in (-1, 0, 1)}
     lengths = sorted(n for n in lengths if n <= cooperative.MAX_COLS)
     shared = [fastest.choose(n_rows, n, dtype) == "cooperative" for n in lengths]
-    assert [is_shared for is_shared, _ in itertools.groupby(shared)] == [False, True]
+    seams = [is_shared for is_shared, _ in itertools.groupby(shared)]
+    assert seams == [False, True, False]
     few = [fastest.choose(1, n, dtype) == "cooperative" for n in lengths]
-    assert few.count(False) <= shared.count(False)
+    assert few.index(True) <= shared.index(True)
+
+
+@pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "online")])
+def test_programs_wait_only_where_the_gpu_holds_a_row(sms, stem, monkeypatch):
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    for n_rows in (1, 16, MANY):
+        assert fastest.choose(n_rows, 2**20, torch.float32) == stem  # rows of 4 MiB
+        assert fastest.choose(n_rows, 2**17, torch.float32) == "cooperative"
 
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)
@@ -877,9 +898,15 @@ def launched(monkeypatch) -> dict[str, FakeKernel]:
     fakes = {stem: FakeKernel(module.softmax_kernel) for stem, module in STEMS.items()}
     for stem, module in STEMS.items():
         monkeypatch.setattr(module, "softmax_kernel", fakes[stem])
-    monkeypatch.setattr(fastest, "_launches", {})
+    forget(monkeypatch)
     monkeypatch.setattr(direct, "_compiled", {})
     return fakes
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends, nothing is prepared that was prepared before it."""
+    monkeypatch.setattr(fastest._rules(), "launches", {})
+    fastest._known.clear()
 
 
 def through_triton(launched: dict[str, FakeKernel]) -> list[str]:
@@ -1035,7 +1062,7 @@ def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
     for _ in range(2):
         for x, dim in kinds:
             assert_right(fastest.softmax(x, dim), x, dim)
-    assert len(fastest._launches) == len(kinds)
+    assert len(fastest._rules().launches) == len(kinds)
     calls = through_triton(launched) + through_a_kept_kernel(launched)
     assert len(calls) == 2 * len(kinds)
     assert len(through_a_kept_kernel(launched)) == len(kinds)
@@ -1064,12 +1091,12 @@ def test_a_launch_is_prepared_for_one_alignment(dtype):
 
 
 def test_so_many_launches_are_kept_and_no_more(monkeypatch):
-    monkeypatch.setattr(fastest, "_launches", {})
-    monkeypatch.setattr(fastest, "MOST_LAUNCHES", 3)
+    forget(monkeypatch)
+    monkeypatch.setattr(operator, "MOST_LAUNCHES", 3)
     for n_cols in (*range(1, 9), *range(1, 9)):
         x = tensor(2, n_cols)
         assert_right(fastest.softmax(x), x)
-        assert len(fastest._launches) <= 3
+        assert len(fastest._rules().launches) <= 3
 
 
 def test_bad_input_is_named_after_a_good_call():
