@@ -2,8 +2,8 @@
 
 Builds on: `kernels.tiled`.
 Changes: a row is split into a head before its first aligned address, a body that wide
-    accesses fit, and a tail. Head and tail are shorter than one access each. They are
-    loaded, reduced and stored as a small block of their own.
+    accesses fit, and a tail. Head and tail, the row's edges, are shorter than one
+    access each. A thread takes one element of them, besides its accesses to the body.
 Costs: MN values read and MN written.
 Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device memory
     accesses (an access of 16 bytes must start at a multiple of 16 bytes).
@@ -26,8 +26,6 @@ from kernels.tiled import (
     MAX_ROWS,
     SHORT_BYTES,
     TILE_BYTES,
-    block_max,
-    block_sum,
     choose_vector,
     exp_shifted,
     load_or_neg_inf,
@@ -35,6 +33,8 @@ from kernels.tiled import (
     row_shift,
     split_block,
 )
+
+with_one_row = functools.cache(functools.partial(replace, rows=1))
 
 
 @triton.jit
@@ -59,11 +59,37 @@ def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
     return cols, cols < tl.where(is_head, head, n_cols)
 
 
+@triton.jit
+def load_block(body_ptrs, body, FIRST, BLOCK_COLS, THREADS, VECTOR):
+    """Loads BLOCK_COLS columns of bodies from column FIRST on.
+
+    Returns them, their columns, and which columns a body has, all of the same shape:
+    (THREADS, ROWS, turns, VECTOR), or 1 in a dimension along which nothing changes.
+    """
+    turn = tl.arange(0, BLOCK_COLS // (THREADS * VECTOR))[None, None, :, None]
+    access = FIRST + turn * (THREADS * VECTOR)
+    access += tl.arange(0, THREADS)[:, None, None, None] * VECTOR
+    cols = access + tl.arange(0, VECTOR)[None, None, None, :]
+    inside = access < body  # VECTOR divides the body
+    return load_or_neg_inf(body_ptrs + cols, inside), cols, inside
+
+
+@triton.jit
+def own_max(x):
+    """The maximum of what each thread holds of each row."""
+    return tl.max(tl.max(x.to(tl.float32), 3, keep_dims=True), 2, keep_dims=True)
+
+
+@triton.jit
+def own_sum(x):
+    """The sum of what each thread holds of each row."""
+    return tl.sum(tl.sum(x, 3, keep_dims=True), 2, keep_dims=True)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def softmax_kernel(
     output_ptr,
     input_ptr,
-    output_row_stride,
     input_row_stride,
     input_shift,
     n_rows,
@@ -73,60 +99,54 @@ def softmax_kernel(
     REST_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
     RECOMPUTE: tl.constexpr,
-    SAME_SHIFT: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """One program computes the softmax of one tile of rows.
 
+    In a block's first dimension are the THREADS that share a row. In each turn, such a
+    thread makes one access. It also takes one element of the row's edges. It reduces
+    all that it holds of the row by itself, so the threads exchange values only once.
+
     Args:
         output_ptr, input_ptr: the tensors' first elements; columns are adjacent.
-        output_row_stride, input_row_stride: elements from one row to the next.
-        input_shift: elements from an aligned address to the input's first element.
+        input_row_stride: elements from one row to the next, in both tensors.
+        input_shift: elements from an aligned address to either's first element.
         n_rows, n_cols: the tensors' shape.
         ROWS, BLOCK_COLS, REST_COLS, RECOMPUTE: as in `kernels.tiled`. The two blocks
             hold the longest body.
         VECTOR: elements that a thread moves at once in the body.
-        SAME_SHIFT: whether the output has the input's row stride and starts as far from
-            an aligned address. Then the bodies of its rows are aligned, too.
+        THREADS: a power of two, at least 2 * VECTOR.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK_COLS)[None, :]
-    is_row = rows < n_rows
-    rows = rows.to(tl.int64)
-    input_row = rows * input_row_stride
-    head, body = split_row(input_row + input_shift, n_cols, VECTOR)
-    edge = tl.arange(0, 2 * VECTOR)[None, :]
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :, None, None]
+    n_cols = tl.where(rows < n_rows, n_cols, 0)
+    # Two facts tell the compiler that bodies are aligned: both pointers are moved to an
+    # aligned address, and VECTOR divides the distance from there to a body.
+    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    start = rows.to(tl.int64) * input_row_stride + input_shift
+    head, body = split_row(start, n_cols, VECTOR)
+    body_start = (start + head) // VECTOR * VECTOR
+    edge = tl.arange(0, THREADS)[:, None, None, None]
     edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-    at_edge = is_row & at_edge
-    edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
-    # Two facts tell the compiler that the body is aligned: the pointer is moved to
-    # an aligned address, and VECTOR divides the distance from there to the body.
-    body_start = (input_row + input_shift + head) // VECTOR * VECTOR
-    input_ptrs = tl.multiple_of(input_ptr - input_shift, 16) + body_start
-    # VECTOR divides the body, so an access lies inside if its first element does.
-    inside = is_row & (cols // VECTOR * VECTOR < body)
-    x = load_or_neg_inf(input_ptrs + cols, inside)
-    row_max = block_max(x)
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge).to(tl.float32)
+    input_ptrs = input_ptr + body_start
+    x, cols, inside = load_block(input_ptrs, body, 0, BLOCK_COLS, THREADS, VECTOR)
+    row_max = tl.maximum(own_max(x), edges)
     if REST_COLS:
-        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
-        rest_inside = is_row & (rest_cols // VECTOR * VECTOR < body)
-        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
-        row_max = tl.maximum(row_max, block_max(rest))
-    row_max = tl.maximum(row_max, block_max(edges))
+        rest, rest_cols, rest_inside = load_block(
+            input_ptrs, body, BLOCK_COLS, REST_COLS, THREADS, VECTOR
+        )
+        row_max = tl.maximum(row_max, own_max(rest))
+    row_max = tl.max(row_max, axis=0, keep_dims=True)
 
     numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
-    row_sum = tl.sum(numerator, axis=1)[:, None]
+    edge_numerator = exp_shifted(edges, row_max)
+    row_sum = own_sum(numerator) + edge_numerator
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, True)
-    row_sum += block_sum(edges, row_max, False)
-    factor = 1 / row_sum
-    if SAME_SHIFT:
-        output_row = input_row
-        output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + body_start
-    else:
-        output_row = rows * output_row_stride
-        output_ptrs = output_ptr + (output_row + head)
-    y = exp_shifted(edges, row_max) * factor
-    tl.store(output_ptr + output_row + edge_cols, y, mask=at_edge)
+        row_sum += own_sum(exp_shifted(opaque_move(rest, True), row_max))
+    factor = 1 / tl.sum(row_sum, axis=0, keep_dims=True)
+    tl.store(output_ptr + start + edge_cols, edge_numerator * factor, mask=at_edge)
+    output_ptrs = output_ptr + body_start
     if RECOMPUTE:
         numerator = exp_shifted(opaque_move(x, True), row_max)
     tl.store(output_ptrs + cols, numerator * factor, mask=inside)
@@ -139,14 +159,14 @@ def softmax_kernel(
 class Config(tiled.Config):
     """The constants of `kernels.tiled`, and this kernel's own."""
 
-    same_shift: bool
+    threads: int
 
 
 def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
     """How the rows of two matrices lie in memory.
 
     Returns `tiled.choose_vector` of both, which is 1 where rows start anywhere, and
-    whether the output's rows start as far from aligned addresses as x's (SAME_SHIFT).
+    whether the output's rows start as far from aligned addresses as x's.
     """
     output_row, input_row = ((t.stride(0), row_shift(t)) for t in (output, x))
     starts = (*output_row, *input_row)
@@ -155,18 +175,18 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_config(n_cols: int, element_size: int, same_shift: bool) -> Config:
+def choose_config(n_cols: int, element_size: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
     As in `kernels.tiled`, but a tile has at most TILE_BYTES or one row. Tiles of 16 KiB
-    and more have a warp for every two BYTES_PER_WARP; tiles of short rows have 2 warps.
-    In short rows an access has at most 4 elements, because the block of their two ends
-    is 2 * VECTOR wide.
+    and more have a warp for every two BYTES_PER_WARP. Where a tile has several rows, a
+    row has only the threads that its edges need. In short rows an access is so small
+    that each of them makes two, and has at most 4 elements.
     """
     vector = 16 // element_size
     if n_cols * element_size < SHORT_BYTES:
-        vector = min(vector, 4)
-    body = max(n_cols // vector * vector, 1)
+        vector = 4 if n_cols > 40 else 2
+    body = max(n_cols // vector * vector, 2 * vector * vector)
     block_cols, rest_cols = split_block(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size
     rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
@@ -174,47 +194,52 @@ def choose_config(n_cols: int, element_size: int, same_shift: bool) -> Config:
     warps = tile_bytes / BYTES_PER_WARP
     if tile_bytes >= 16384:
         num_warps = 2 ** math.ceil(math.log2(warps / 2))
-    elif body * element_size < SHORT_BYTES:
-        num_warps = 2
     else:
         num_warps = max(1, 2 ** int(math.log2(min(warps, 8))))
+    threads = 2 * vector if rows > 1 else 32 * num_warps
+    rest_cols = max(rest_cols, threads * vector) if rest_cols else 0
     recompute = tile_bytes > BYTES_PER_WARP and element_size < 4
-    return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, same_shift)
+    return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
 
 
-@functools.lru_cache(maxsize=4096)
 def config_of_few(
     n_cols: int, element_size: int, aligned: bool, same_shift: bool
 ) -> tiled.Config:
     """The configuration where the GPU has an SM for each row.
 
-    A row then takes about as long as one access to memory, however full its block is.
-    So all lengths up to a power of two share a kernel: that of `kernels.tiled` where
-    aligned, and this one elsewhere.
+    A row then takes about as long as one access to memory. So lengths up to a power of
+    two share a kernel, that of `tiled` if aligned. Blocks of 32 KiB are split as there.
     """
-    vector = 16 // element_size
-    block_cols = triton.next_power_of_2(n_cols // vector * vector)
-    sizes = max(block_cols, 32 * vector), element_size
-    if aligned:
-        return replace(tiled.choose_config(*sizes, vector), rows=1)
-    return replace(choose_config(*sizes, same_shift), rows=1)
+    vector = 16 // element_size if aligned or same_shift else 1
+    body = n_cols // vector * vector
+    size = max(1 << (body - 1).bit_length(), 512 // element_size)
+    if body <= size * 5 // 8 and size * element_size == 32768:
+        size = size * 5 // 8
+    if aligned or not same_shift:
+        return with_one_row(tiled.choose_config(size, element_size, vector))
+    return with_one_row(choose_config(size, element_size))
 
 
 def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+    output: torch.Tensor, x: torch.Tensor, config: tiled.Config | None = None
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
+
+    If bodies are aligned in one of the two only, `kernels.tiled` moves all elements
+    one by one, neighbours by neighbouring threads.
 
     Args: as for `kernels.tiled.launch_for`.
     """
     n_rows, n_cols = x.shape
+    _, same_shift = alignment(output, x)
+    if not same_shift:
+        return tiled.launch_for(output, x, config)
     if config is None:
-        _, same_shift = alignment(output, x)
-        config = choose_config(n_cols, x.element_size(), same_shift)
+        config = choose_config(n_cols, x.element_size())
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(n_rows, config.rows),),
-        scalars=(output.stride(0), x.stride(0), row_shift(x), n_rows, n_cols),
+        scalars=(x.stride(0), row_shift(x), n_rows, n_cols),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
     )
