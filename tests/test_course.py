@@ -25,6 +25,7 @@ LONGEST_CELL = 20
 LONGEST_MODULE = 560
 LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
 LONGER = {
+    "online": 325,  # one launch, or two steps of programs that share rows
     "cooperative": 275,  # its kernel has two endings: with its partners, without
     "gradient": 310,  # one kernel does what those of three chapters do
 }
