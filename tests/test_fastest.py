@@ -920,7 +920,8 @@ def through_a_kept_kernel(launched: dict[str, FakeKernel]) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", fastest.DTYPES)
-def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
+def test_the_chosen_kernel_is_the_one_launched(launched, dtype, monkeypatch):
+    monkeypatch.setattr(online, "choose_parts", lambda *sizes: 1)  # in one launch
     chosen = []
     for shape in ((1, 1), (3, 33), (200, 64), (1, 9000), (1, 17_000)):
         x = tensor(*shape, dtype=dtype)
@@ -928,6 +929,14 @@ def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
         chosen.append(fastest.choose(*shape, dtype))
         used = through_triton(launched) + through_a_kept_kernel(launched)
         assert sorted(used) == sorted(chosen)  # nothing is tried out
+
+
+def test_few_long_rows_take_two_launches_each_of_which_is_kept(launched):
+    for seed in range(3):
+        x = tensor(1, 70_000, dtype=torch.float64, seed=seed)
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == ["online"] * 2
+    assert through_a_kept_kernel(launched) == ["online"] * 4
 
 
 def test_every_answer_is_launched_somewhere(launched):
