@@ -349,8 +349,8 @@ class Rules:
         if note and (launch_at := getattr(launch, "direct", None)):
             call = x, dim, dtype, out
             if again := direct.repeat(launch_at, self.run, call, y, self.apply):
-                earlier = self.known.get(x.shape, ())[1 - MOST_FORMS :]
-                self.known[x.shape] = (*earlier, again)
+                earlier = self.known.get(x.shape, ())[: MOST_FORMS - 1]
+                self.known[x.shape] = again, *earlier  # the latest is asked first
         return y
 
     def run_and_note(self, *args: Any) -> torch.Tensor:
