@@ -60,30 +60,51 @@ def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def load_block(body_ptrs, body, FIRST, BLOCK_COLS, THREADS, VECTOR):
-    """Loads BLOCK_COLS columns of bodies from column FIRST on.
+def find_rows(rows, matrix, VECTOR):
+    """Where rows start, and their heads, bodies and lengths; 0 beyond the last row."""
+    n_rows, n_cols, row_stride, shift = matrix
+    start = rows.to(tl.int64) * row_stride + shift  # counted from an aligned address
+    n_cols = tl.where(rows < n_rows, n_cols, 0)
+    head, body = split_row(start, n_cols, VECTOR)
+    return start, head, body, n_cols
 
-    Returns them, their columns, and which columns a body has, all of the same shape:
-    (THREADS, ROWS, turns, VECTOR), or 1 in a dimension along which nothing changes.
+
+@triton.jit
+def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
+    """Loads COLS columns of bodies, from column FIRST on.
+
+    Returns (turns, ROWS, THREADS, VECTOR) values. In a turn, THREADS of a row make one
+    access each; any other threads take other rows. Also returns where the values are,
+    and which of them exist: a line for each turn and row, whose columns are adjacent.
     """
-    turn = tl.arange(0, BLOCK_COLS // (THREADS * VECTOR))[None, None, :, None]
-    access = FIRST + turn * (THREADS * VECTOR)
-    access += tl.arange(0, THREADS)[:, None, None, None] * VECTOR
-    cols = access + tl.arange(0, VECTOR)[None, None, None, :]
-    inside = access < body  # VECTOR divides the body
-    return load_or_neg_inf(body_ptrs + cols, inside), cols, inside
+    SPAN: tl.constexpr = THREADS * VECTOR
+    line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
+    start, head, body, _ = find_rows(first_row + line % ROWS, matrix, VECTOR)
+    cols = FIRST + line // ROWS * SPAN + tl.arange(0, SPAN)[None, :]
+    # VECTOR divides where a body starts (this tells the compiler) and a body's length,
+    # so an access lies inside if its first element does.
+    places = (start + head) // VECTOR * VECTOR + cols
+    inside = cols // VECTOR * VECTOR < body
+    x = load_or_neg_inf(ptr + places, inside)
+    return tl.reshape(x, (COLS // SPAN, ROWS, THREADS, VECTOR)), places, inside
+
+
+@triton.jit
+def store_block(ptr, y, places, inside):
+    """Stores values where `load_block` has loaded some."""
+    tl.store(ptr + places, tl.reshape(y, inside.shape), mask=inside)
 
 
 @triton.jit
 def own_max(x):
     """The maximum of what each thread holds of each row."""
-    return tl.max(tl.max(x.to(tl.float32), 3, keep_dims=True), 2, keep_dims=True)
+    return tl.max(tl.max(x.to(tl.float32), 3, keep_dims=True), 0, keep_dims=True)
 
 
 @triton.jit
 def own_sum(x):
     """The sum of what each thread holds of each row."""
-    return tl.sum(tl.sum(x, 3, keep_dims=True), 2, keep_dims=True)
+    return tl.sum(tl.sum(x, 3, keep_dims=True), 0, keep_dims=True)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -103,9 +124,8 @@ def softmax_kernel(
 ):
     """One program computes the softmax of one tile of rows.
 
-    In a block's first dimension are the THREADS that share a row. In each turn, such a
-    thread makes one access. It also takes one element of the row's edges. It reduces
-    all that it holds of the row by itself, so the threads exchange values only once.
+    A thread reduces all that it holds of a row by itself: its accesses to the body, and
+    one element of the edges. So the threads of a row exchange values only once.
 
     Args:
         output_ptr, input_ptr: the tensors' first elements; columns are adjacent.
@@ -115,44 +135,42 @@ def softmax_kernel(
         ROWS, BLOCK_COLS, REST_COLS, RECOMPUTE: as in `kernels.tiled`. The two blocks
             hold the longest body.
         VECTOR: elements that a thread moves at once in the body.
-        THREADS: a power of two, at least 2 * VECTOR.
+        THREADS: of a row, a power of two, at least 2 * VECTOR.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :, None, None]
-    n_cols = tl.where(rows < n_rows, n_cols, 0)
-    # Two facts tell the compiler that bodies are aligned: both pointers are moved to an
-    # aligned address, and VECTOR divides the distance from there to a body.
+    matrix = n_rows, n_cols, input_row_stride, input_shift
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
-    start = rows.to(tl.int64) * input_row_stride + input_shift
-    head, body = split_row(start, n_cols, VECTOR)
-    body_start = (start + head) // VECTOR * VECTOR
-    edge = tl.arange(0, THREADS)[:, None, None, None]
-    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge).to(tl.float32)
-    input_ptrs = input_ptr + body_start
-    x, cols, inside = load_block(input_ptrs, body, 0, BLOCK_COLS, THREADS, VECTOR)
+    first_row = tl.program_id(0) * ROWS
+    rows = first_row + tl.arange(0, ROWS)[:, None]
+    start, head, body, length = find_rows(rows, matrix, VECTOR)
+    edge = tl.arange(0, THREADS)[None, :]
+    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
+    edges = edges.to(tl.float32)[None, :, :, None]
+    x, places, inside = load_block(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+    )
     row_max = tl.maximum(own_max(x), edges)
     if REST_COLS:
-        rest, rest_cols, rest_inside = load_block(
-            input_ptrs, body, BLOCK_COLS, REST_COLS, THREADS, VECTOR
+        rest, rest_places, rest_inside = load_block(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
         )
         row_max = tl.maximum(row_max, own_max(rest))
-    row_max = tl.max(row_max, axis=0, keep_dims=True)
+    row_max = tl.max(row_max, axis=2, keep_dims=True)
 
     numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
     edge_numerator = exp_shifted(edges, row_max)
     row_sum = own_sum(numerator) + edge_numerator
     if REST_COLS:
         row_sum += own_sum(exp_shifted(opaque_move(rest, True), row_max))
-    factor = 1 / tl.sum(row_sum, axis=0, keep_dims=True)
-    tl.store(output_ptr + start + edge_cols, edge_numerator * factor, mask=at_edge)
-    output_ptrs = output_ptr + body_start
+    factor = 1 / tl.sum(row_sum, axis=2, keep_dims=True)
+    store_block(output_ptr, edge_numerator * factor, start + edge_cols, at_edge)
     if RECOMPUTE:
         numerator = exp_shifted(opaque_move(x, True), row_max)
-    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+    store_block(output_ptr, numerator * factor, places, inside)
     if REST_COLS:
         y = exp_shifted(opaque_move(rest, True), row_max) * factor
-        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+        store_block(output_ptr, y, rest_places, rest_inside)
 
 
 @dataclass(frozen=True)

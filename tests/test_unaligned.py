@@ -189,7 +189,8 @@ def test_edges_cost_little(n_cols):
     kernel = compile.aot(launch)
     lines = kernel.count("    ", "sass") - kernel.count("NOP", "sass")
     values = launch.constants["ROWS"] * n_cols / (32 * kernel.num_warps)
-    assert lines / values < 28 and kernel.spills == 0
+    assert lines / values < 25 and kernel.spills == 0
+    assert kernel.shared == 0  # no thread waits for values of another warp
 
 
 def test_the_tiled_kernel_does_not_move_them_so():
