@@ -20,19 +20,7 @@ import triton.language as tl
 from kernels import tiled
 from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
-from kernels.tiled import (
-    BYTES_PER_WARP,
-    MAX_COLS,
-    MAX_ROWS,
-    SHORT_BYTES,
-    TILE_BYTES,
-    choose_vector,
-    exp_shifted,
-    load_or_neg_inf,
-    opaque_move,
-    row_shift,
-    split_block,
-)
+from kernels.tiled import SHORT_BYTES, exp_shifted, load_or_neg_inf, opaque_move
 
 with_one_row = functools.cache(functools.partial(replace, rows=1))
 
@@ -71,28 +59,20 @@ def find_rows(rows, matrix, VECTOR):
 
 @triton.jit
 def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
-    """Loads COLS columns of bodies, from column FIRST on.
+    """Loads bodies, COLS columns from FIRST on, as (turns, ROWS, THREADS, VECTOR).
 
-    Returns (turns, ROWS, THREADS, VECTOR) values. In a turn, THREADS of a row make one
-    access each; any other threads take other rows. Also returns where the values are,
-    and which of them exist: a line for each turn and row, whose columns are adjacent.
+    In a turn, each of a row's THREADS makes one access. Also returns where the values
+    are, and which of them exist, as a line of adjacent columns for each turn and row.
     """
     SPAN: tl.constexpr = THREADS * VECTOR
     line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
     start, head, body, _ = find_rows(first_row + line % ROWS, matrix, VECTOR)
     cols = FIRST + line // ROWS * SPAN + tl.arange(0, SPAN)[None, :]
-    # VECTOR divides where a body starts (this tells the compiler) and a body's length,
-    # so an access lies inside if its first element does.
+    # VECTOR divides where a body starts (this tells the compiler) and its length.
     places = (start + head) // VECTOR * VECTOR + cols
     inside = cols // VECTOR * VECTOR < body
     x = load_or_neg_inf(ptr + places, inside)
     return tl.reshape(x, (COLS // SPAN, ROWS, THREADS, VECTOR)), places, inside
-
-
-@triton.jit
-def store_block(ptr, y, places, inside):
-    """Stores values where `load_block` has loaded some."""
-    tl.store(ptr + places, tl.reshape(y, inside.shape), mask=inside)
 
 
 @triton.jit
@@ -127,13 +107,9 @@ def softmax_kernel(
     A thread reduces all that it holds of a row by itself: its accesses to the body, and
     one element of the edges. So the threads of a row exchange values only once.
 
-    Args:
-        output_ptr, input_ptr: the tensors' first elements; columns are adjacent.
+    Args: as in `kernels.tiled`. The two blocks hold the longest body.
         input_row_stride: elements from one row to the next, in both tensors.
         input_shift: elements from an aligned address to either's first element.
-        n_rows, n_cols: the tensors' shape.
-        ROWS, BLOCK_COLS, REST_COLS, RECOMPUTE: as in `kernels.tiled`. The two blocks
-            hold the longest body.
         VECTOR: elements that a thread moves at once in the body.
         THREADS: of a row, a power of two, at least 2 * VECTOR.
     """
@@ -141,9 +117,8 @@ def softmax_kernel(
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
     first_row = tl.program_id(0) * ROWS
-    rows = first_row + tl.arange(0, ROWS)[:, None]
-    start, head, body, length = find_rows(rows, matrix, VECTOR)
-    edge = tl.arange(0, THREADS)[None, :]
+    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, THREADS)[None, :]
+    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
     edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
     edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
     edges = edges.to(tl.float32)[None, :, :, None]
@@ -164,13 +139,16 @@ def softmax_kernel(
     if REST_COLS:
         row_sum += own_sum(exp_shifted(opaque_move(rest, True), row_max))
     factor = 1 / tl.sum(row_sum, axis=2, keep_dims=True)
-    store_block(output_ptr, edge_numerator * factor, start + edge_cols, at_edge)
+    y = tl.reshape(edge_numerator * factor, at_edge.shape)
+    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
     if RECOMPUTE:
         numerator = exp_shifted(opaque_move(x, True), row_max)
-    store_block(output_ptr, numerator * factor, places, inside)
+    y = tl.reshape(numerator * factor, inside.shape)
+    tl.store(output_ptr + places, y, mask=inside)
     if REST_COLS:
         y = exp_shifted(opaque_move(rest, True), row_max) * factor
-        store_block(output_ptr, y, rest_places, rest_inside)
+        y = tl.reshape(y, rest_inside.shape)
+        tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
 
 @dataclass(frozen=True)
@@ -186,9 +164,9 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
     Returns `tiled.choose_vector` of both, which is 1 where rows start anywhere, and
     whether the output's rows start as far from aligned addresses as x's.
     """
-    output_row, input_row = ((t.stride(0), row_shift(t)) for t in (output, x))
+    output_row, input_row = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
     starts = (*output_row, *input_row)
-    vector = choose_vector(x.shape[1], x.element_size(), *starts)
+    vector = tiled.choose_vector(x.shape[1], x.element_size(), *starts)
     return vector, output_row == input_row
 
 
@@ -205,18 +183,15 @@ def choose_config(n_cols: int, element_size: int) -> Config:
     if n_cols * element_size < SHORT_BYTES:
         vector = 4 if n_cols > 40 else 2
     body = max(n_cols // vector * vector, 2 * vector * vector)
-    block_cols, rest_cols = split_block(body, vector)
+    block_cols, rest_cols = tiled.split_block(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size
-    rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
+    rows = max(1, 2 ** int(math.log2(tiled.TILE_BYTES / row_bytes)))
     tile_bytes = rows * row_bytes
-    warps = tile_bytes / BYTES_PER_WARP
-    if tile_bytes >= 16384:
-        num_warps = 2 ** math.ceil(math.log2(warps / 2))
-    else:
-        num_warps = max(1, 2 ** int(math.log2(min(warps, 8))))
+    warps = math.log2(tile_bytes / tiled.BYTES_PER_WARP)
+    num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))
     threads = 2 * vector if rows > 1 else 32 * num_warps
     rest_cols = max(rest_cols, threads * vector) if rest_cols else 0
-    recompute = tile_bytes > BYTES_PER_WARP and element_size < 4
+    recompute = tile_bytes > tiled.BYTES_PER_WARP and element_size < 4
     return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
 
 
@@ -257,7 +232,7 @@ def launch_for(
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(n_rows, config.rows),),
-        scalars=(x.stride(0), row_shift(x), n_rows, n_cols),
+        scalars=(x.stride(0), tiled.row_shift(x), n_rows, n_cols),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
     )
@@ -268,7 +243,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
     Args, returns, raises: as `kernels.tiled.softmax`.
     """
-    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
+    backend.validate(x, max_rows=tiled.MAX_ROWS, max_cols=tiled.MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         x = x if x.stride(1) == 1 else x.contiguous()

@@ -93,7 +93,7 @@ def test_beyond_32_bit_offsets():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n_cols", [10241, 12345, 16393, 30001, unaligned.MAX_COLS - 1])
+@pytest.mark.parametrize("n_cols", [10241, 12345, 16393, 30001, tiled.MAX_COLS - 1])
 def test_is_right_for_long_rows(n_cols):
     for dtype in backend.DTYPES:
         x = matrix(7, n_cols, dtype, offset=1)
@@ -105,7 +105,7 @@ def test_is_right_for_long_rows(n_cols):
 
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_configs_hold_their_rows(element_size):
-    longest = unaligned.MAX_COLS
+    longest = tiled.MAX_COLS
     for n_cols in [*range(1, 1100), 4104, 8201, 16393, 24000, 30001, longest]:
         config = unaligned.choose_config(n_cols, element_size)
         body = n_cols // config.vector * config.vector
@@ -124,8 +124,8 @@ def test_accesses_are_16_bytes_wide_or_fewer_elements_of_short_rows():
         return unaligned.choose_config(n_cols, element_size).vector
 
     assert vector(1000, 4) == vector(50, 4) == 4
-    assert vector(1000, 2) == vector(unaligned.SHORT_BYTES // 2, 2) == 8
-    assert vector(unaligned.SHORT_BYTES // 2 - 1, 2) == 4
+    assert vector(1000, 2) == vector(tiled.SHORT_BYTES // 2, 2) == 8
+    assert vector(tiled.SHORT_BYTES // 2 - 1, 2) == 4
     assert vector(33, 4) == vector(33, 2) == 2
 
 
