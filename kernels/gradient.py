@@ -25,15 +25,16 @@ from kernels.tiled import SHORT_BYTES, opaque_move
 from kernels.unaligned import edge_columns, split_row
 
 # Bytes of y. A program holds as many of the gradient.
-TILE_BYTES = 2048  # shorter rows share a tile; half of it where rows have edges
+TILE_BYTES = 2048  # shorter rows share a tile
+EDGES_TILE_BYTES = 960  # the least of a tile whose rows have edges, without padding
 BYTES_PER_WARP = 2048  # with the gradient's, 128 bytes in each thread
 LONGEST_TILE = 32768  # the longest row that a program takes by itself
-LONG_BYTES = 3 * 2**16  # longer rows have parts of twice the size
+LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
 
 # The bytes of a part, its warps, and the most registers of a thread.
 FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
-PARTS = {2: (8192, 4, 64), 4: (16384, 4, 96)}  # by element size
-LONG_PARTS = {2: (16384, 8, 64), 4: (32768, 4, 168)}
+PARTS = 16384, 4, 96
+LONG_PARTS = 32768, 4, 168  # of float32
 
 
 @triton.jit
@@ -46,29 +47,45 @@ def load_both(gradient_ptr, y_ptr, offsets, inside):
 
 
 @triton.jit
+def widen(x):
+    """x as float32, converted anew at every call, so that registers hold 16 bits."""
+    if INTERPRETED or x.dtype != tl.bfloat16:
+        return opaque_move(x, True).to(tl.float32)
+    # A register has two bfloat16, the upper halves of their float32: one is shifted up,
+    # of the other the rest is cleared.
+    code: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(
+        code, "=&r,=r,r", [x], dtype=tl.float32, is_pure=False, pack=2
+    )
+
+
+@triton.jit
 def dot(g, y, AXIS: tl.constexpr):
     """The sum of the products along an axis, in float32."""
-    return tl.sum(g.to(tl.float32) * y.to(tl.float32), axis=AXIS)
+    products = widen(g) * widen(y)
+    if AXIS == 1 and products.shape[1] >= 1024:
+        # Of each 16 bytes first: short chains of additions need fewer registers.
+        SPAN: tl.constexpr = 128 // y.dtype.primitive_bitwidth
+        SPANS: tl.constexpr = products.shape[1] // SPAN
+        products = tl.reshape(products, (products.shape[0], SPANS, SPAN))
+        products = tl.sum(products, axis=2)
+    return tl.sum(products, axis=AXIS)
 
 
 @triton.jit
 def combine(g, y, row_dot):
-    """y * (g - row_dot), in float32; 16-bit values are not kept as float32 for it."""
-    g, y = opaque_move(g, True), opaque_move(y, True)
-    return y.to(tl.float32) * (g.to(tl.float32) - row_dot)
+    """y * (g - row_dot), in float32."""
+    return widen(y) * (widen(g) - row_dot)
 
 
 @triton.jit
-def look(words_ptr, words, tag, n_parts, BLOCK_PARTS):
-    """Reads those of a row's words that lack the tag: all, and which are missing.
-
-    Waiting programs look again and again. Only the words that they still miss move.
-    """
+def look(words_ptr, tag, n_parts, BLOCK_PARTS):
+    """Reads a row's words: the parts' sums, which parts are missing, and how many."""
     parts = tl.arange(0, BLOCK_PARTS)
-    missing = (parts < n_parts) & ~cooperative.has_tag(words, tag)
-    words = tl.load(words_ptr + parts, mask=missing, other=words, volatile=True)
-    missing = (parts < n_parts) & ~cooperative.has_tag(words, tag)
-    return words, missing, tl.sum(missing.to(tl.int32), axis=0)
+    is_part = parts < n_parts
+    words = tl.load(words_ptr + parts, mask=is_part, other=0, volatile=True)
+    missing = is_part & ~cooperative.has_tag(words, tag)
+    return cooperative.unpack(words), missing, tl.sum(missing.to(tl.int32), axis=0)
 
 
 # Only n_parts = 1 is compiled for itself. Then no program divides by it.
@@ -152,16 +169,14 @@ def gradient_kernel(
             part_dot = tl.sum(row_dot, axis=0)  # of the only row
             row_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
             tl.atomic_xchg(row_ptr + part, pack(part_dot, tag), sem="relaxed")
-            words = tl.zeros((BLOCK_PARTS,), tl.int64)
-            words, missing, n = look(row_ptr, words, tag, n_parts, BLOCK_PARTS)
+            dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
             looks = 1
-            while (n > 0) & (task == own) & (looks < LOOKS):
-                words, missing, n = look(row_ptr, words, tag, n_parts, BLOCK_PARTS)
+            while (n_missing > 0) & (task == own) & (looks < LOOKS):
+                dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
                 looks += 1
-            dots = cooperative.unpack(words)  # 0 where there is no part
             row_dot = tl.full((ROWS,), tl.sum(dots, axis=0), tl.float32)
-            if (n > 0) | (task != own):
-                next_task = choose_task(missing, n, own, n_parts, BLOCK_PARTS)
+            if (n_missing > 0) | (task != own):
+                next_task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
         if (next_task < 0) & (STEP != 1):
             if EDGES:
                 edge_x = combine(edge_g, edge_y, row_dot[None, :])
@@ -189,12 +204,11 @@ class Config:
 def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     """The configuration for n_rows rows of n_cols values, on the current GPU.
 
-    A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take as
-    many registers as the tile, so tiles with edges are half as large. Programs share
-    longer rows. Their parts are small, and a thread's registers capped, because while
-    some programs of an SM wait, others must load. But each part more is one more to
-    wait for, so long rows have larger parts. A 16-bit value takes twice a float32's
-    instructions for each byte, so a part has half the bytes for each warp, or less.
+    A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take
+    instructions and registers, so tiles with edges have just enough bytes in flight,
+    and more warps. Programs share longer rows. Their parts are small, and a thread's
+    registers capped, because while some programs of an SM wait, others must load. But
+    each part more is one more to wait for, so long rows of float32 have larger parts.
     A value has element_size bytes.
     """
     vector = 16 // element_size
@@ -205,15 +219,24 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     row_bytes = body * element_size
     if row_bytes <= LONGEST_TILE:
         block_cols = launch.power_of_2(body)
-        tile_bytes = TILE_BYTES // 2 if edges else TILE_BYTES
-        rows = max(1, tile_bytes // (block_cols * element_size))
-        warps = rows * block_cols * element_size // BYTES_PER_WARP
+        block_bytes = block_cols * element_size
+        rows = max(1, TILE_BYTES // block_bytes)
+        if edges:
+            least = launch.ceil_div(EDGES_TILE_BYTES, n_cols * element_size)
+            rows = launch.power_of_2(least)
+        warps = rows * block_bytes // BYTES_PER_WARP
+        if edges and rows > 1:  # a warp for each KiB, edges among them, rounded down
+            tile_bytes = rows * (block_bytes + 2 * vector * element_size)
+            warps = launch.power_of_2(tile_bytes // 1024 + 1) // 2
+        elif edges:
+            warps = min(warps, 8)  # each computes where the edges are
         return Config(rows, block_cols, 1, vector, edges, 1, max(1, warps))
     if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
         part_bytes, num_warps, maxnreg = FEW_PARTS
+    elif element_size == 4 and row_bytes >= LONG_BYTES:
+        part_bytes, num_warps, maxnreg = LONG_PARTS
     else:
-        parts = LONG_PARTS if row_bytes > LONG_BYTES else PARTS
-        part_bytes, num_warps, maxnreg = parts[element_size]
+        part_bytes, num_warps, maxnreg = PARTS
     block_cols = part_bytes // element_size
     n_parts = count_parts(n_cols, block_cols, vector)
     block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
