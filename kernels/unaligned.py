@@ -20,28 +20,19 @@ import triton.language as tl
 from kernels import tiled
 from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
-from kernels.tiled import SHORT_BYTES, exp_shifted, load_or_neg_inf, opaque_move
-
-with_one_row = functools.cache(functools.partial(replace, rows=1))
+from kernels.tiled import SHORT_BYTES, exp_shifted, load_or_neg_inf, widen
 
 
 @triton.jit
 def split_row(row_start, n_cols, VECTOR: tl.constexpr):
-    """The lengths of a row's head and body; the tail is what remains.
-
-    `row_start` is the row's first element, counted from an aligned address.
-    """
+    """A row's lengths of head and body; row_start counts from an aligned address."""
     head = tl.minimum((-row_start).to(tl.int32) & (VECTOR - 1), n_cols)
     return head, (n_cols - head) & -VECTOR
 
 
 @triton.jit
 def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    """The columns of a row's head and tail, and which of them exist.
-
-    `edge` counts from 0 to 2 * VECTOR - 1: the first half is for the head, the second
-    half for the tail.
-    """
+    """The columns of a row's head, VECTOR edges, and tail, as many; and which exist."""
     is_head = edge < VECTOR
     cols = tl.where(is_head, edge, head + body + edge - VECTOR)
     return cols, cols < tl.where(is_head, head, n_cols)
@@ -61,8 +52,8 @@ def find_rows(rows, matrix, VECTOR):
 def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     """Loads bodies, COLS columns from FIRST on, as (turns, ROWS, THREADS, VECTOR).
 
-    In a turn, each of a row's THREADS makes one access. Also returns where the values
-    are, and which of them exist, as a line of adjacent columns for each turn and row.
+    Each thread makes an access in each turn. Also returns where the values are, and
+    which of them exist, as a line of adjacent columns for each turn and row.
     """
     SPAN: tl.constexpr = THREADS * VECTOR
     line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
@@ -120,12 +111,13 @@ def softmax_kernel(
     rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, THREADS)[None, :]
     start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
     edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
-    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
-    edges = edges.to(tl.float32)[None, :, :, None]
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)[None, :, :, None]
     x, places, inside = load_block(
         input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
     )
-    row_max = tl.maximum(own_max(x), edges)
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(own_max(x), edges.to(tl.float32))
     if REST_COLS:
         rest, rest_places, rest_inside = load_block(
             input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
@@ -133,20 +125,20 @@ def softmax_kernel(
         row_max = tl.maximum(row_max, own_max(rest))
     row_max = tl.max(row_max, axis=2, keep_dims=True)
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    numerator = exp_shifted(widen(x), row_max)
     edge_numerator = exp_shifted(edges, row_max)
     row_sum = own_sum(numerator) + edge_numerator
     if REST_COLS:
-        row_sum += own_sum(exp_shifted(opaque_move(rest, True), row_max))
+        row_sum += own_sum(exp_shifted(widen(rest), row_max))
     factor = 1 / tl.sum(row_sum, axis=2, keep_dims=True)
     y = tl.reshape(edge_numerator * factor, at_edge.shape)
     tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
+        numerator = exp_shifted(widen(x), row_max)
     y = tl.reshape(numerator * factor, inside.shape)
     tl.store(output_ptr + places, y, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        y = exp_shifted(widen(rest), row_max) * factor
         y = tl.reshape(y, rest_inside.shape)
         tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
@@ -159,10 +151,9 @@ class Config(tiled.Config):
 
 
 def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
-    """How the rows of two matrices lie in memory.
+    """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
-    Returns `tiled.choose_vector` of both, which is 1 where rows start anywhere, and
-    whether the output's rows start as far from aligned addresses as x's.
+    Also whether the output's rows start as far from aligned addresses as x's.
     """
     output_row, input_row = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
     starts = (*output_row, *input_row)
@@ -174,43 +165,48 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 def choose_config(n_cols: int, element_size: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    As in `kernels.tiled`, but a tile has at most TILE_BYTES or one row. Tiles of 16 KiB
-    and more have a warp for every two BYTES_PER_WARP. Where a tile has several rows, a
-    row has only the threads that its edges need. In short rows an access is so small
-    that each of them makes two, and has at most 4 elements.
+    A tile has about TILE_BYTES or one row. Where it has several rows, a row has only
+    the threads that its edges need, and accesses to short rows are so small that each
+    thread makes two. 16-bit rows have tiles of half the size up to 40 columns, where
+    registers are scarce, and of two warps from 64 columns on.
     """
     vector = 16 // element_size
     if n_cols * element_size < SHORT_BYTES:
-        vector = 4 if n_cols > 40 else 2
+        vector = 4 if n_cols * element_size > 80 else 2
     body = max(n_cols // vector * vector, 2 * vector * vector)
     block_cols, rest_cols = tiled.split_block(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size
-    rows = max(1, 2 ** int(math.log2(tiled.TILE_BYTES / row_bytes)))
-    tile_bytes = rows * row_bytes
-    warps = math.log2(tile_bytes / tiled.BYTES_PER_WARP)
+    full_bytes = tiled.TILE_BYTES // (2 if vector * element_size == 4 else 1)
+    rows = max(1, 2 ** int(math.log2(full_bytes / row_bytes)))
+    warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer for 16 KiB and more
     num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))
+    if rows > 1 and element_size == 2 and n_cols >= 64:
+        rows, num_warps = 2 * rows, 2
     threads = 2 * vector if rows > 1 else 32 * num_warps
     rest_cols = max(rest_cols, threads * vector) if rest_cols else 0
-    recompute = tile_bytes > tiled.BYTES_PER_WARP and element_size < 4
+    recompute = row_bytes > tiled.BYTES_PER_WARP and element_size < 4
     return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
 
 
+@functools.lru_cache(maxsize=4096)
 def config_of_few(
     n_cols: int, element_size: int, aligned: bool, same_shift: bool
 ) -> tiled.Config:
     """The configuration where the GPU has an SM for each row.
 
-    A row then takes about as long as one access to memory. So lengths up to a power of
-    two share a kernel, that of `tiled` if aligned. Blocks of 32 KiB are split as there.
+    Lengths up to a power of two take about as long as each other, and share a kernel,
+    that of `tiled` if aligned. Blocks of 32 KiB are split as there.
     """
     vector = 16 // element_size if aligned or same_shift else 1
     body = n_cols // vector * vector
     size = max(1 << (body - 1).bit_length(), 512 // element_size)
     if body <= size * 5 // 8 and size * element_size == 32768:
         size = size * 5 // 8
-    if aligned or not same_shift:
-        return with_one_row(tiled.choose_config(size, element_size, vector))
-    return with_one_row(choose_config(size, element_size))
+    config = tiled.choose_config(size, element_size, vector)
+    if same_shift and not aligned:
+        config = choose_config(size, element_size)
+    num_warps = max(1, config.num_warps // config.rows)
+    return replace(config, rows=1, num_warps=num_warps)
 
 
 def launch_for(

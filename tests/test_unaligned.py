@@ -123,10 +123,19 @@ def test_accesses_are_16_bytes_wide_or_fewer_elements_of_short_rows():
     def vector(n_cols: int, element_size: int) -> int:
         return unaligned.choose_config(n_cols, element_size).vector
 
-    assert vector(1000, 4) == vector(50, 4) == 4
+    assert vector(1000, 4) == vector(33, 4) == 4
     assert vector(1000, 2) == vector(tiled.SHORT_BYTES // 2, 2) == 8
     assert vector(tiled.SHORT_BYTES // 2 - 1, 2) == 4
-    assert vector(33, 4) == vector(33, 2) == 2
+    assert vector(20, 4) == vector(33, 2) == 2
+
+
+def test_short_16_bit_rows_have_tiles_of_one_or_two_warps():
+    tiles = (33, 16, 1), (63, 16, 1), (100, 16, 2), (257, 8, 2)
+    for n_cols, rows, num_warps in tiles:
+        config = unaligned.choose_config(n_cols, 2)
+        assert (config.rows, config.num_warps) == (rows, num_warps)
+    alone = unaligned.config_of_few(257, 2, aligned=False, same_shift=True)
+    assert (alone.rows, alone.num_warps) == (1, 1)
 
 
 def without_memory(
