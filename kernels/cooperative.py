@@ -4,8 +4,8 @@ Builds on: `kernels.unaligned`, and the (max, sum) pairs of `kernels.online`.
 Changes: a program holds one part of a row. It publishes the part's (max, sum) pair,
     waits for the pairs of the row's other parts, merges all pairs, and writes the
     softmax of what it still holds. If a pair does not come, it computes that pair too.
-Costs: MN values read and MN written, and two 64-bit words for each part. A row with
-    more parts than the GPU runs at once is read twice.
+Costs: MN values read and MN written, and two 64-bit words for each part. Rows with
+    more parts than the GPU runs at once are for `online`.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
@@ -26,7 +26,6 @@ MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 MANY_BYTES = 2**27 // 132  # of a tensor, for each SM: more than twice what it holds
 LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
-HELD_BYTES = 5 * 2**15  # of a row, for each SM: it holds no more parts of 32 KiB
 PATIENCE = 50  # looks for the other parts' words; a look takes about 1 µs
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
@@ -205,10 +204,8 @@ def choose_config(
 
     While a program waits, only other programs load. So parts are large, and a thread's
     registers are capped, to keep as much of the matrix as possible in each SM. A small
-    tensor has small parts instead, so that many SMs get one. Where the SMs cannot hold
-    all parts of a row at once, it is no use to wait: a program looks once, and helps.
-
-    A value has element_size bytes. `unaligned.alignment` returns the other arguments.
+    tensor has small parts instead, so that many SMs get one. A value has element_size
+    bytes. `unaligned.alignment` returns the other arguments.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     n_bytes = n_rows * row_bytes
@@ -217,19 +214,23 @@ def choose_config(
         vector = vector if vector * element_size == 16 else 1  # one kernel less
         part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40
-    elif long or row_bytes > HELD_BYTES * sms:
+    elif long:
         part_bytes, num_warps, maxnreg = 65536, 4, 168
     else:
         part_bytes, num_warps, maxnreg = 32768, 4, 96
     edges = vector == 1
     vector = 16 // element_size if edges else vector
     block_cols = part_bytes // element_size
-    n_parts = count_parts(n_cols, block_cols, vector)
-    block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
-    n_held = launch.programs_at_once(num_warps, maxnreg)
-    patience = PATIENCE if n_parts <= n_held else 1
-    shape = block_cols, block_parts, vector
-    return Config(*shape, edges, same_shift, patience, num_warps, maxnreg)
+    n_parts = launch.power_of_2(count_parts(n_cols, block_cols, vector))
+    shape = block_cols, max(32 * num_warps, n_parts), vector
+    return Config(*shape, edges, same_shift, PATIENCE, num_warps, maxnreg)
+
+
+def are_resident(n_rows: int, n_cols: int, element_size: int) -> bool:
+    """Whether the current GPU runs all programs of a row at once, as waiting needs."""
+    config = choose_config(n_rows, n_cols, element_size, 1, True)
+    n_parts = count_parts(n_cols, config.block_cols, config.vector)
+    return n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:

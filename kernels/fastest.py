@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
@@ -37,8 +36,8 @@ def choose(
 
     The rule is read off the measurements of this chapter. Up to LONGEST_TILE bytes one
     program takes a whole row; if the matrix is too small to fill this GPU, only up to
-    SHARED_ROW bytes. Programs share longer rows. `online` takes what the other kernels
-    do not take.
+    SHARED_ROW bytes. Programs share longer rows, and wait for each other if all of a
+    row's programs run at once. `online` takes what the other kernels do not take.
 
     Args:
         n_rows, n_cols: the shape.
@@ -55,7 +54,8 @@ def choose(
             vector = tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
             aligned = is_wide(vector, n_rows, dtype.itemsize)
         return "tiled" if aligned else "unaligned"
-    return "cooperative" if n_cols <= cooperative.MAX_COLS else "online"
+    waiting_ends = cooperative.are_resident(n_rows, n_cols, dtype.itemsize)
+    return "cooperative" if waiting_ends else "online"
 
 
 def is_wide(vector: int, n_rows: int, element_size: int) -> bool:
@@ -93,81 +93,21 @@ def softmax(
         IndexError: x has no such dimension.
         RuntimeError: out is given where a gradient is needed.
     """
-    if out is None and type(dim) is int and _is_plain(x):
-        if x.requires_grad and torch.is_grad_enabled():
-            return _rules().apply(_run, x, dim, dtype)
-        return _run(x, dim, dtype)
-    from kernels.lab import operator  # inference on plain tensors never needs it
+    if not is_dynamo_compiling() and type(x) is Tensor:
+        try:
+            known = _known.get(x.shape, ())
+        except RuntimeError:  # a nested tensor has no shape
+            known = ()
+        for again in known:
+            if (y := again(x, dim, dtype, out)) is not None:
+                return y
+    from kernels.lab import operator  # a call like an earlier one does not need it
 
-    operator.validate(x, dim, dtype)
-    if out is None:
-        return torch.ops.kernels.softmax.default(x, dim, dtype)
-    operator.validate_out(out, x, dtype)
-    if not (_is_plain(x) and _is_plain(out) and operator.are_apart(out, x)):
-        return out.copy_(torch.ops.kernels.softmax.default(x, dim, dtype))
-    _run(x, dim, dtype, out)
-    torch.autograd.graph.increment_version(out)
-    return out
+    return operator.call(torch.ops.kernels.softmax.default, _rules, x, dim, dtype, out)
 
 
-_transforms_are_active = torch._C._are_functorch_transforms_active
-_n_dispatch_modes = torch._C._len_torch_dispatch_stack
-_tracing_state = torch._C._get_tracing_state
-
-
-def _is_plain(x: object) -> bool:
-    """Whether a kernel may take x by its address; otherwise the operator takes it.
-
-    The operator takes subclasses, tensors without memory, values that differ from those
-    in memory, and all that PyTorch traces, transforms or differentiates forward. Every
-    call asks this, so the answer comes from flags of PyTorch, 0.25 µs together.
-    """
-    return (
-        not is_dynamo_compiling()
-        and type(x) is Tensor
-        and not _transforms_are_active()
-        and not _n_dispatch_modes()
-        and forward_ad._current_level < 0
-        and _tracing_state() is None
-        and not x.is_neg()
-    )
-
-
-def _run(
-    x: Tensor, dim: int, dtype: torch.dtype | None = None, out: Tensor | None = None
-) -> Tensor:
-    """`softmax` of x's memory, where nothing records. out is apart from x, or None."""
-    try:
-        address, device = x.data_ptr(), x.get_device()
-        place = address & 15 if out is None else (address & 15, out.data_ptr() & 15)
-        key = (x.shape, x.stride(), x.dtype, device, dim, dtype, place)
-        launch = _launches.get(key) if address else None
-    except RuntimeError:
-        launch, address = None, 0
-    if launch is None:
-        from kernels.lab import operator
-
-        operator.validate(x, dim, dtype, address)
-    if device >= 0 and device != _current_device():  # a CPU's is -1
-        with torch.cuda.device(device):
-            return _run(x, dim, dtype, out)
-    if out is None and dtype is None and x.is_contiguous():
-        out = torch.empty_like(x)
-    elif out is None:
-        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-    if launch is None:
-        if len(_launches) >= MOST_LAUNCHES:
-            _launches.clear()
-        launch = _launches[key] = _prepare(out, x, dim)
-    launch(out, x)
-    return out
-
-
-_current_device = getattr(torch._C, "_cuda_getDevice", None)  # where there is CUDA
-
-MOST_LAUNCHES = 4096
-_launches: dict[tuple, Callable[[Tensor, Tensor], None]] = {}
-"""The prepared launch for each shape, strides, dtypes, device, dim and alignment."""
+_known: dict[torch.Size, tuple[Callable[..., Tensor | None], ...]] = {}
+"""How to repeat the last calls of each shape, by `direct.repeat`."""
 
 
 def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
@@ -191,7 +131,7 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
         return lambda output, x: launch(output, x.to(output.dtype).contiguous())
     output = output.view(shape)
     if n_inner > 1:
-        return CachedLaunch(online.launch_for(output, matrix))
+        return online.prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
     double = output.dtype == torch.float64
     dtype = output.dtype if double else x.dtype
@@ -199,7 +139,7 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
     stem = choose(n_rows, n_cols, dtype, is_wide(vector, n_rows, size))
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
-        return CachedLaunch(online.launch_for(*columns))
+        return online.prepare(*columns, CachedLaunch)
     config = None
     if stem != "cooperative" and n_rows <= n_sms():
         config = unaligned.config_of_few(n_cols, size, stem == "tiled", same_shift)
@@ -216,7 +156,8 @@ def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tenso
 def _rules():
     from kernels.lab import operator
 
-    return operator.Rules(torch.ops.kernels.softmax.default, backward, torch.softmax)
+    one = torch.ops.kernels.softmax.default
+    return operator.Rules(one, _prepare, backward, torch.softmax, _known)
 
 
 # `torch.compile`, `torch.func` and subclasses of tensors see `softmax` as one operator.
@@ -225,8 +166,8 @@ _tags = (torch.Tag.pt2_compliant_tag,)
 _library.define(
     "softmax(Tensor x, int dim, ScalarType? dtype=None) -> Tensor", tags=_tags
 )
-_library.impl("softmax", _run, "CPU")
-_library.impl("softmax", _run, "CUDA")
+_library.impl("softmax", lambda *a: _rules().run(*a), "CPU")
+_library.impl("softmax", lambda *a: _rules().run(*a), "CUDA")
 _library.impl("softmax", lambda *a: _rules().fake(*a), "Meta")
 _library.impl("softmax", lambda *a: _rules().autograd(*a), "Autograd", with_keyset=True)
 torch.library.register_vmap(

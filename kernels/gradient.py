@@ -4,11 +4,12 @@ Builds on: `tiled`, `unaligned` and `cooperative`; one kernel does here what the
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
     for each row, the sum of their products. In the block of a tile's edges, a column is
     a row of the tile, so that no thread computes what another thread computes too.
-Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row.
+Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
+    row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -19,13 +20,21 @@ from kernels import cooperative
 from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
 from kernels.lab import launch
 from kernels.lab.backward import Backward
-from kernels.lab.launch import Launch, Workspace, constants_of, pointer_to
+from kernels.lab.launch import Launch, Pointer, Workspace, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, opaque_move
 from kernels.unaligned import edge_columns, split_row
 
-TILE_BYTES = 2048  # of y: shorter rows share a tile
-BYTES_PER_WARP = 4096  # of y, and as many of the gradient: 256 bytes in each thread
-LONGEST_TILE = 32768  # bytes of the longest row of y that a program takes by itself
+# Bytes of y. A program holds as many of the gradient.
+TILE_BYTES = 2048  # shorter rows share a tile
+EDGES_TILE_BYTES = 960  # the least of a tile whose rows have edges, without padding
+BYTES_PER_WARP = 2048  # with the gradient's, 128 bytes in each thread
+LONGEST_TILE = 32768  # the longest row that a program takes by itself
+LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
+
+# The bytes of a part, its warps, and the most registers of a thread.
+FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
+PARTS = 16384, 4, 96
+LONG_PARTS = 32768, 4, 168  # of float32
 
 
 @triton.jit
@@ -38,16 +47,35 @@ def load_both(gradient_ptr, y_ptr, offsets, inside):
 
 
 @triton.jit
+def widen(x):
+    """x as float32, converted anew at every call, so that registers hold 16 bits."""
+    if INTERPRETED or x.dtype != tl.bfloat16:
+        return opaque_move(x, True).to(tl.float32)
+    # A register has two bfloat16, the upper halves of their float32: one is shifted up,
+    # of the other the rest is cleared.
+    code: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return tl.inline_asm_elementwise(
+        code, "=&r,=r,r", [x], dtype=tl.float32, is_pure=False, pack=2
+    )
+
+
+@triton.jit
 def dot(g, y, AXIS: tl.constexpr):
     """The sum of the products along an axis, in float32."""
-    return tl.sum(g.to(tl.float32) * y.to(tl.float32), axis=AXIS)
+    products = widen(g) * widen(y)
+    if AXIS == 1 and products.shape[1] >= 1024:
+        # Of each 16 bytes first: short chains of additions need fewer registers.
+        SPAN: tl.constexpr = 128 // y.dtype.primitive_bitwidth
+        SPANS: tl.constexpr = products.shape[1] // SPAN
+        products = tl.reshape(products, (products.shape[0], SPANS, SPAN))
+        products = tl.sum(products, axis=2)
+    return tl.sum(products, axis=AXIS)
 
 
 @triton.jit
 def combine(g, y, row_dot):
-    """y * (g - row_dot), in float32; 16-bit values are not kept as float32 for it."""
-    g, y = opaque_move(g, True), opaque_move(y, True)
-    return y.to(tl.float32) * (g.to(tl.float32) - row_dot)
+    """y * (g - row_dot), in float32."""
+    return widen(y) * (widen(g) - row_dot)
 
 
 @triton.jit
@@ -80,14 +108,16 @@ def gradient_kernel(
     VECTOR: tl.constexpr,
     EDGES: tl.constexpr,
     PATIENCE: tl.constexpr,
+    STEP: tl.constexpr,
 ):
     """One program computes one tile of rows, or one part of one row.
 
     Args:
         output_ptr, gradient_ptr, y_ptr: contiguous tensors that start at multiples of
             16 bytes, so that all three are aligned in the same places.
-        words_ptr: n_parts words (int64) for each row: the parts' sums of products.
-        tag: this call's. Neither is used where BLOCK_PARTS is 1.
+        words_ptr: n_parts words (int64) for each row: the parts' sums of products. In
+            step 1, as many float32 to write; in step 2, a float32 to read for each row.
+        tag: this call's; not used in steps, nor the words where BLOCK_PARTS is 1.
         n_rows, n_cols: the tensors' shape.
         n_parts: of a row; 1 where a row is not shared.
         ROWS, BLOCK_COLS: of a tile or a part, powers of two. A part has one row.
@@ -95,9 +125,13 @@ def gradient_kernel(
         PATIENCE: as in `kernels.cooperative`.
         VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere; if not, VECTOR divides n_cols.
+        STEP: 0 for the whole way; 1 for the parts' sums alone; 2 for the gradient, from
+            the rows' sums. Programs of one step do not depend on each other.
     """
     LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
     own = tl.program_id(0)
+    if STEP == 2:  # backwards, since L2 still holds what step 1 read last
+        own = tl.num_programs(0) - 1 - own
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
@@ -127,20 +161,23 @@ def gradient_kernel(
             row_dot += dot(edge_g, edge_y, 0)
 
         next_task = -1
-        if BLOCK_PARTS > 1:
+        if STEP == 1:
+            tl.store(words_ptr + task, tl.sum(row_dot, axis=0))
+        elif STEP == 2:
+            row_dot = tl.full((ROWS,), tl.load(words_ptr + task // n_parts), tl.float32)
+        elif BLOCK_PARTS > 1:
             part_dot = tl.sum(row_dot, axis=0)  # of the only row
             row_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
             tl.atomic_xchg(row_ptr + part, pack(part_dot, tag), sem="relaxed")
-            dots, _, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+            dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
             looks = 1
             while (n_missing > 0) & (task == own) & (looks < LOOKS):
-                dots, _, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+                dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
                 looks += 1
             row_dot = tl.full((ROWS,), tl.sum(dots, axis=0), tl.float32)
             if (n_missing > 0) | (task != own):
-                dots, missing, n = look(row_ptr, tag, n_parts, BLOCK_PARTS)
-                next_task = choose_task(missing, n, own, n_parts, BLOCK_PARTS)
-        if next_task < 0:
+                next_task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
+        if (next_task < 0) & (STEP != 1):
             if EDGES:
                 edge_x = combine(edge_g, edge_y, row_dot[None, :])
                 tl.store(output_ptr + edges, edge_x, mask=at_edge)
@@ -161,14 +198,18 @@ class Config:
     patience: int
     num_warps: int
     maxnreg: int | None = None
+    step: int = 0
 
 
 def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     """The configuration for n_rows rows of n_cols values, on the current GPU.
 
-    As in `tiled` and `unaligned` up to LONGEST_TILE bytes of a row, and in
-    `cooperative` beyond that, with half of the bytes in a part, because a thread holds
-    as many of the gradient. A value has element_size bytes.
+    A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take
+    instructions and registers, so tiles with edges have just enough bytes in flight,
+    and more warps. Programs share longer rows. Their parts are small, and a thread's
+    registers capped, because while some programs of an SM wait, others must load. But
+    each part more is one more to wait for, so long rows of float32 have larger parts.
+    A value has element_size bytes.
     """
     vector = 16 // element_size
     if n_cols % vector and n_cols * element_size < SHORT_BYTES:
@@ -178,23 +219,29 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     row_bytes = body * element_size
     if row_bytes <= LONGEST_TILE:
         block_cols = launch.power_of_2(body)
-        rows = max(1, TILE_BYTES // (block_cols * element_size))
-        warps = rows * block_cols * element_size // BYTES_PER_WARP
+        block_bytes = block_cols * element_size
+        rows = max(1, TILE_BYTES // block_bytes)
+        if edges:
+            least = launch.ceil_div(EDGES_TILE_BYTES, n_cols * element_size)
+            rows = launch.power_of_2(least)
+        warps = rows * block_bytes // BYTES_PER_WARP
+        if edges and rows > 1:  # a warp for each KiB, edges among them, rounded down
+            tile_bytes = rows * (block_bytes + 2 * vector * element_size)
+            warps = launch.power_of_2(tile_bytes // 1024 + 1) // 2
+        elif edges:
+            warps = min(warps, 8)  # each computes where the edges are
         return Config(rows, block_cols, 1, vector, edges, 1, max(1, warps))
-    sms = launch.n_sms()
-    if n_rows * row_bytes < cooperative.FEW_BYTES * sms:
-        part_bytes, num_warps, maxnreg = 8192, 4, 64
-    elif row_bytes > cooperative.HELD_BYTES * sms // 2:
-        part_bytes, num_warps, maxnreg = 32768, 4, 168
+    if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
+        part_bytes, num_warps, maxnreg = FEW_PARTS
+    elif element_size == 4 and row_bytes >= LONG_BYTES:
+        part_bytes, num_warps, maxnreg = LONG_PARTS
     else:
-        part_bytes, num_warps, maxnreg = 16384, 4, 96
+        part_bytes, num_warps, maxnreg = PARTS
     block_cols = part_bytes // element_size
     n_parts = count_parts(n_cols, block_cols, vector)
     block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
-    n_held = launch.programs_at_once(num_warps, maxnreg)
-    patience = cooperative.PATIENCE if n_parts <= n_held else 1
-    shape = 1, block_cols, block_parts
-    return Config(*shape, vector, edges, patience, num_warps, maxnreg)
+    constants = 1, block_cols, block_parts, vector, edges, cooperative.PATIENCE
+    return Config(*constants, num_warps, maxnreg)
 
 
 def launch_for(
@@ -222,7 +269,35 @@ def launch_for(
     )
 
 
-_backward = Backward("softmax_backward", launch_for)
+def steps_for(
+    output: Tensor, gradient: Tensor, y: Tensor
+) -> tuple[Launch, Launch] | None:
+    """Two launches, for rows with more parts than the GPU runs at once; otherwise None.
+
+    Their programs do not wait. The first launch writes each part's sum of products to a
+    fourth tensor, float32. The second reads each row's sum, the sum of those, from one.
+
+    Args:
+        output, gradient, y: as for `launch_for`.
+    """
+    config = choose_config(*y.shape, y.element_size())
+    whole = launch_for(output, gradient, y, config)
+    n_parts, options = whole.scalars[-1], (config.num_warps, config.maxnreg)
+    if n_parts == 1 or n_parts <= launch.programs_at_once(*options):
+        return None
+    return tuple(
+        replace(
+            whole,
+            scalars=(0, *whole.scalars),  # no tag
+            constants=constants_of(replace(config, block_parts=1, step=step)),
+            pointers=(*whole.pointers, Pointer(torch.float32)),
+            workspace=None,
+        )
+        for step in (1, 2)
+    )
+
+
+_backward = Backward("softmax_backward", launch_for, steps_for)
 
 
 def softmax_backward(

@@ -3,7 +3,8 @@
 Builds on: `kernels.tiled`.
 Changes: a program sees its rows block after block. It keeps the (max, sum) pair of what
     it has seen, and merges each block's pair into it. Then it reads the rows a second
-    time, last block first, to write the results.
+    time, last block first, to write the results. Programs share rows too few to fill
+    the GPU, in two launches: one finds each part's pair, one merges and writes.
 Costs: 2MN values read and MN written. Values that the L2 cache still holds at the
     second reading do not come from memory. `three_pass` reads 3MN.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
@@ -11,16 +12,21 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 """
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend
-from kernels.lab.launch import Launch, ceil_div, constants_of, pointer_to
+from kernels.lab import backend, launch
+from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_to
 
 BLOCK_BYTES = 65536  # of a row, at most: 32 warps load 64 bytes in each thread
+FINER = 4  # blocks are that much smaller where programs share rows: several fill an SM
+PROGRAMS_PER_SM = 4  # where programs share rows
+PART_BLOCKS, LONG_PART_BLOCKS = 2, 64  # of a part, at least
 BYTES_PER_WARP = 2048
 TILE_BYTES = 4096  # shorter rows share a tile
 LINE_BYTES, VECTOR_BYTES = 128, 16  # of a cache line, and of a thread's widest access
@@ -64,9 +70,21 @@ def row_offset(row, n_inner, outer_stride, inner_stride):
 
 
 @triton.jit
+def load_block(ptrs, row, n_rows, col, n_left, COLS: tl.constexpr, HINT: tl.constexpr):
+    """A block, -inf where rows end. Without a mask by column, accesses are wide."""
+    if n_left >= COLS:
+        x = tl.load(ptrs, row < n_rows, other=-float("inf"), eviction_policy=HINT)
+    else:
+        inside = (row < n_rows) & (col < n_left)
+        x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=HINT)
+    return x
+
+
+@triton.jit(do_not_specialize=["part_blocks"])
 def softmax_kernel(
     output_ptr,
     input_ptr,
+    pairs_ptr,
     output_outer_stride,
     output_col_stride,
     output_inner_stride,
@@ -76,64 +94,91 @@ def softmax_kernel(
     n_rows,
     n_cols,
     n_inner,
+    part_blocks,
     ROWS: tl.constexpr,
     BLOCK_COLS: tl.constexpr,
     ACCUMULATORS: tl.constexpr,
     BACKWARDS: tl.constexpr,
     HINTS: tl.constexpr,
+    STEP: tl.constexpr,
 ):
-    """One program computes the softmax of ROWS rows, however long.
+    """One program computes the softmax of ROWS rows, however long, or of one part.
+
+    The grid is (tiles of rows, parts of a row).
 
     Args:
         output_ptr, input_ptr: the first elements of tensors (outer, n_cols, n_inner).
+        pairs_ptr: (2, n_rows, parts): maxima, then sums. Not used in step 0.
         output_outer_stride, …, input_inner_stride: elements from one index to the next
             along each of the three dimensions.
         n_rows: outer * n_inner. Row r is [r // n_inner, :, r % n_inner].
+        part_blocks: blocks of a part. The last part may have fewer.
         ROWS: rows that one program computes together, a power of two.
         BLOCK_COLS: columns in registers at a time, a power of two.
         ACCUMULATORS: running pairs of each row, a power of two, at most BLOCK_COLS.
             Pair i is that of the columns i, i + ACCUMULATORS, ….
         BACKWARDS: whether the second loop begins with the block that was read last.
         HINTS: whether L2 is told which lines will be read again, and which will not.
+        STEP: 0 for the whole way, where a part is a row; 1 for the parts' pairs alone;
+            2 for the results, from the pairs.
     """
     FIRST: tl.constexpr = "evict_last" if HINTS else ""
-    SECOND: tl.constexpr = "evict_first" if HINTS else ""
+    LAST: tl.constexpr = "evict_first" if HINTS else ""
     WIDTH: tl.constexpr = BLOCK_COLS // ACCUMULATORS
     # The output may have a wider dtype than the input, and has no narrower one.
     DOUBLE: tl.constexpr = output_ptr.dtype.element_ty == tl.float64
     DTYPE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     # A block has the shape (ROWS, WIDTH, ACCUMULATORS). The loop reduces along WIDTH,
     # inside a thread; threads exchange values only once, after the loop.
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None, None]
-    turn = tl.arange(0, WIDTH)[None, :, None].to(tl.int64)
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row, turn = rows[:, None, None], tl.arange(0, WIDTH)[None, :, None].to(tl.int64)
     col = turn * ACCUMULATORS + tl.arange(0, ACCUMULATORS)[None, None, :]
     offset = row_offset(row, n_inner, input_outer_stride, input_inner_stride)
     input_ptrs = input_ptr + offset + col * input_col_stride
-    n_blocks = (n_cols - 1) // BLOCK_COLS + 1
+    n_parts = tl.num_programs(1)
+    # The parts that the first launch has read last come first in the second.
+    part = n_parts - 1 - tl.program_id(1) if STEP == 2 else tl.program_id(1)
+    max_ptrs = pairs_ptr + rows[:, None] * n_parts
+    sum_ptrs = max_ptrs + n_rows * n_parts
+    begin, n_blocks = part * part_blocks, (n_cols - 1) // BLOCK_COLS + 1
+    n_blocks = tl.minimum(n_blocks - begin, part_blocks)  # of this part
 
     row_max = tl.full((ROWS, ACCUMULATORS), -float("inf"), DTYPE)
     row_sum = tl.zeros((ROWS, ACCUMULATORS), DTYPE)
-    for block in range(n_blocks):
-        start = tl.cast(block, tl.int64) * BLOCK_COLS
-        inside = (row < n_rows) & (col < n_cols - start)
-        ptrs = input_ptrs + start * input_col_stride
-        x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=FIRST)
-        block_max, block_sum = max_and_sum(x.to(DTYPE))
-        row_max, row_sum = merge(row_max, row_sum, block_max, block_sum)
+    if STEP == 2:
+        for first in range(0, n_parts, ACCUMULATORS):
+            parts = first + tl.arange(0, ACCUMULATORS)[None, :]
+            is_pair = (rows[:, None] < n_rows) & (parts < n_parts)
+            part_max = tl.load(max_ptrs + parts, is_pair, other=-float("inf"))
+            part_sum = tl.load(sum_ptrs + parts, is_pair, other=0.0)
+            row_max, row_sum = merge(row_max, row_sum, part_max, part_sum)
+    else:
+        for step in range(n_blocks):
+            start = tl.cast(begin + step, tl.int64) * BLOCK_COLS
+            ptrs = input_ptrs + start * input_col_stride
+            x = load_block(ptrs, row, n_rows, col, n_cols - start, BLOCK_COLS, FIRST)
+            block_max, block_sum = max_and_sum(x.to(DTYPE))
+            row_max, row_sum = merge(row_max, row_sum, block_max, block_sum)
     row_max, row_sum = merge_axis(row_max, row_sum, 1)
-    row_max, factor = row_max[:, None, :], (1 / row_sum)[:, None, :]
-
-    offset = row_offset(row, n_inner, output_outer_stride, output_inner_stride)
-    output_ptrs = output_ptr + offset + col * output_col_stride
-    for step in range(n_blocks):
-        block = n_blocks - 1 - step if BACKWARDS else step
-        start = tl.cast(block, tl.int64) * BLOCK_COLS
-        inside = (row < n_rows) & (col < n_cols - start)
-        ptrs = input_ptrs + start * input_col_stride
-        x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=SECOND)
-        y = exp_shifted_or_zero(x.to(DTYPE), row_max) * factor
-        ptrs = output_ptrs + start * output_col_stride
-        tl.store(ptrs, y, inside, eviction_policy=SECOND)
+    if STEP == 1:
+        tl.store(max_ptrs + part, row_max, rows[:, None] < n_rows)
+        tl.store(sum_ptrs + part, row_sum, rows[:, None] < n_rows)
+    else:
+        row_max, factor = row_max[:, None, :], (1 / row_sum)[:, None, :]
+        offset = row_offset(row, n_inner, output_outer_stride, output_inner_stride)
+        output_ptrs = output_ptr + offset + col * output_col_stride
+        for step in range(n_blocks):
+            block = begin + (n_blocks - 1 - step if BACKWARDS else step)
+            start = tl.cast(block, tl.int64) * BLOCK_COLS
+            n_left = n_cols - start
+            ptrs = input_ptrs + start * input_col_stride
+            x = load_block(ptrs, row, n_rows, col, n_left, BLOCK_COLS, LAST)
+            y = exp_shifted_or_zero(x.to(DTYPE), row_max) * factor
+            ptrs = output_ptrs + start * output_col_stride
+            if n_left >= BLOCK_COLS:
+                tl.store(ptrs, y, row < n_rows, eviction_policy=LAST)
+            else:
+                tl.store(ptrs, y, (row < n_rows) & (col < n_left), eviction_policy=LAST)
 
 
 @dataclass(frozen=True)
@@ -146,6 +191,7 @@ class Config:
     num_warps: int
     backwards: bool = True
     hints: bool = True
+    step: int = 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -177,48 +223,97 @@ def choose_config(
     return Config(rows, block_cols, accumulators, num_warps)
 
 
+def choose_parts(n_tiles: int, n_blocks: int) -> int:
+    """How many programs share each of n_tiles tiles, whose rows have n_blocks blocks.
+
+    Together they fill the current GPU, several on an SM. Where tiles fill it without
+    that, only much longer rows are shared, of which L2 would hold next to nothing.
+    """
+    wanted = ceil_div(PROGRAMS_PER_SM * launch.n_sms(), n_tiles)
+    least = PART_BLOCKS if n_tiles < launch.n_sms() else LONG_PART_BLOCKS
+    n_parts = max(1, min(wanted, n_blocks // least))
+    return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
+
+
 def as_columns(x: torch.Tensor) -> torch.Tensor:
     """A matrix as the kernel takes it: (1, n_cols, n_rows), without a copy."""
-    return x.t()[None]
+    row_stride = x.stride(0) if len(x) > 1 else 0  # the compiler sees: a multiple of 16
+    return x.as_strided((1, *x.t().shape), (0, x.stride(1), row_stride))
+
+
+def config_for(output: torch.Tensor, x: torch.Tensor) -> Config:
+    """`choose_config`'s answer for the tensors of `launch_for`."""
+    sides = [(view.stride(1), view.stride(2)) for view in (x, output)]
+    adjacent = x.shape[2] > 1 and any(c != 1 and inner == 1 for c, inner in sides)
+    n_rows, n_cols = x.shape[0] * x.shape[2], x.shape[1]
+    return choose_config(n_rows, n_cols, x.element_size(), adjacent)
 
 
 def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+    output: torch.Tensor, x: torch.Tensor, config: Config | None = None, parts: int = 1
 ) -> Launch:
     """The launch that writes the softmax of x along its middle dimension to output.
 
     Args:
         output, x: (outer, n_cols, inner), of one shape, not empty, any strides. float64
             is computed in float64. They are not checked, and may be on "meta".
-        config: not checked; None lets `choose_config` choose.
+        config: not checked; None lets `choose_config` choose. In steps 1 and 2 the
+            launch takes a third tensor: the pairs, as `prepare` makes it.
+        parts: of each row, at most as many as blocks.
     """
+    config = config or config_for(output, x)
     n_rows, n_cols = x.shape[0] * x.shape[2], x.shape[1]
-    if config is None:
-        sides = [(view.stride(1), view.stride(2)) for view in (x, output)]
-        adjacent = x.shape[2] > 1 and any(c != 1 and inner == 1 for c, inner in sides)
-        config = choose_config(n_rows, n_cols, x.element_size(), adjacent)
-    sizes = n_rows, n_cols, x.shape[2]
+    part_blocks = ceil_div(ceil_div(n_cols, config.block_cols), parts)
+    sizes = n_rows, n_cols, x.shape[2], part_blocks
+    pairs = [Pointer(torch.promote_types(output.dtype, torch.float32))][: config.step]
+    no_pairs = () if pairs else (0,)  # in their place among the arguments
     return Launch(
         kernel=softmax_kernel,
-        grid=(ceil_div(n_rows, config.rows),),
-        scalars=(*output.stride(), *x.stride(), *sizes),
+        grid=(ceil_div(n_rows, config.rows), parts),
+        scalars=(*no_pairs, *output.stride(), *x.stride(), *sizes),
         constants=constants_of(config),
-        pointers=(pointer_to(output), pointer_to(x)),
+        pointers=(pointer_to(output), pointer_to(x), *pairs),
     )
+
+
+def prepare(
+    output: torch.Tensor, x: torch.Tensor, keep: Callable[[Launch], Any]
+) -> Callable[[torch.Tensor, torch.Tensor], Any]:
+    """What computes the softmax of tensors like x, in one launch or in two.
+
+    Args:
+        output, x: as for `launch_for`.
+        keep: what to make of each launch, such as `CachedLaunch`.
+
+    Returns:
+        A function of output and x. Where programs share rows, its call makes a tensor
+        for the pairs, which the first launch writes, and the second one reads.
+    """
+    config, n_rows, n_cols = config_for(output, x), x.shape[0] * x.shape[2], x.shape[1]
+    if n_cols <= config.block_cols:
+        return keep(launch_for(output, x, config))
+    size, warps = config.block_cols // FINER, config.num_warps // FINER
+    finer = Config(config.rows, size, max(1, config.accumulators // FINER), warps)
+    n_parts = choose_parts(ceil_div(n_rows, config.rows), ceil_div(n_cols, size))
+    if n_parts == 1:
+        return keep(launch_for(output, x, config))
+    steps = replace(finer, step=1), replace(finer, step=2)
+    launches = [launch_for(output, x, step, n_parts) for step in steps]
+    (find, write), dtype = map(keep, launches), launches[0].pointers[2].dtype
+
+    def both(output: torch.Tensor, x: torch.Tensor) -> None:
+        pairs = torch.empty((2, n_rows, n_parts), dtype=dtype, device=x.device)
+        find(output, x, pairs)
+        write(output, x, pairs)
+
+    return both
 
 
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, of any length.
 
-    Args:
-        x: (M, N), float32, float16 or bfloat16, any strides.
-        config: for the kernel, not checked; None lets `choose_config` choose.
-
-    Returns:
-        (M, N) in x's dtype, contiguous; empty if x is.
-
-    Raises:
-        TypeError, ValueError: x is not such a matrix.
+    Args, returns, raises: as `kernels.tiled.softmax`, with any N. `config` is for the
+    kernel and not checked; None lets `choose_config` choose.
     """
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

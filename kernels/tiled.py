@@ -28,6 +28,11 @@ SHORT_BYTES = 384  # rows shorter than this may use accesses of two elements
 
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 LOG2E = tl.constexpr(1.4426950408889634)
+# PTX that makes two float32 of one register. bfloat16 is the upper half of float32.
+FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
+FROM_FLOAT16 = tl.constexpr(
+    "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }"
+)
 
 
 @triton.jit
@@ -44,15 +49,26 @@ def load_or_neg_inf(ptrs, inside):
 
 @triton.jit
 def opaque_move(x, RECOMPUTE: tl.constexpr):
-    """Returns x unchanged, but hides from the compiler that it is the same x.
-
-    Otherwise the compiler keeps the float32 values of one pass for the next pass, in
-    twice the registers of 16-bit values. RECOMPUTE is False where that is better.
-    """
+    """Returns x unchanged, but hides from the compiler that it is the same x."""
     if INTERPRETED or not RECOMPUTE or x.dtype.primitive_bitwidth == 32:
         return x
     return tl.inline_asm_elementwise(
         "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
+    )
+
+
+@triton.jit
+def widen(x):
+    """The float32 values of x, converted anew at every call.
+
+    The compiler cannot see that two calls return the same values. So it does not keep
+    them from one pass for the next, in twice the registers of 16-bit values.
+    """
+    if INTERPRETED or x.dtype.primitive_bitwidth == 32:
+        return x.to(tl.float32)
+    code: tl.constexpr = FROM_BFLOAT16 if x.dtype == tl.bfloat16 else FROM_FLOAT16
+    return tl.inline_asm_elementwise(
+        code, "=&r,=&r,r", [x], dtype=tl.float32, is_pure=False, pack=2
     )
 
 
@@ -63,9 +79,9 @@ def block_max(x):
 
 
 @triton.jit
-def block_sum(x, row_max, RECOMPUTE: tl.constexpr):
+def block_sum(x, row_max):
     """The sum of exp(x - row_max) over each row of a block, as a column."""
-    return tl.sum(exp_shifted(opaque_move(x, RECOMPUTE), row_max), axis=1)[:, None]
+    return tl.sum(exp_shifted(widen(x), row_max), axis=1)[:, None]
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -92,7 +108,8 @@ def softmax_kernel(
         BLOCK_COLS, REST_COLS: the tile's columns, as two powers of two whose sum is at
             least n_cols. REST_COLS is 0 where one block is enough.
         VECTOR: elements that a thread moves at once; it divides every row's start.
-        RECOMPUTE: whether the first block's exponentials are computed twice, too.
+        RECOMPUTE: whether the first block's exponentials are computed twice, too, and
+            its values are not kept as float32 between the passes.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
@@ -104,6 +121,8 @@ def softmax_kernel(
 
     inside = is_row & (cols < n_cols)
     x = load_or_neg_inf(input_ptrs + cols, inside)
+    if not RECOMPUTE:
+        x = widen(x)
     row_max = block_max(x)
     if REST_COLS:
         rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
@@ -111,17 +130,17 @@ def softmax_kernel(
         rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
         row_max = tl.maximum(row_max, block_max(rest))
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    numerator = exp_shifted(widen(x), row_max)
     row_sum = tl.sum(numerator, axis=1)[:, None]
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, True)
+        row_sum += block_sum(rest, row_max)
     factor = 1 / row_sum
     output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
+        numerator = exp_shifted(widen(x), row_max)
     tl.store(output_ptrs + cols, numerator * factor, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        y = exp_shifted(widen(rest), row_max) * factor
         tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
 
 

@@ -2,8 +2,8 @@
 
 Builds on: `kernels.tiled`.
 Changes: a row is split into a head before its first aligned address, a body that wide
-    accesses fit, and a tail. Head and tail are shorter than one access each. They are
-    loaded, reduced and stored as a small block of their own.
+    accesses fit, and a tail. Head and tail, the row's edges, are shorter than one
+    access each. A thread takes one element of them, besides its accesses to the body.
 Costs: MN values read and MN written.
 Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device memory
     accesses (an access of 16 bytes must start at a multiple of 16 bytes).
@@ -20,50 +20,68 @@ import triton.language as tl
 from kernels import tiled
 from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
-from kernels.tiled import (
-    BYTES_PER_WARP,
-    MAX_COLS,
-    MAX_ROWS,
-    SHORT_BYTES,
-    TILE_BYTES,
-    block_max,
-    block_sum,
-    choose_vector,
-    exp_shifted,
-    load_or_neg_inf,
-    opaque_move,
-    row_shift,
-    split_block,
-)
+from kernels.tiled import SHORT_BYTES, exp_shifted, load_or_neg_inf, widen
 
 
 @triton.jit
 def split_row(row_start, n_cols, VECTOR: tl.constexpr):
-    """The lengths of a row's head and body; the tail is what remains.
-
-    `row_start` is the row's first element, counted from an aligned address.
-    """
+    """A row's lengths of head and body; row_start counts from an aligned address."""
     head = tl.minimum((-row_start).to(tl.int32) & (VECTOR - 1), n_cols)
     return head, (n_cols - head) & -VECTOR
 
 
 @triton.jit
 def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    """The columns of a row's head and tail, and which of them exist.
-
-    `edge` counts from 0 to 2 * VECTOR - 1: the first half is for the head, the second
-    half for the tail.
-    """
+    """The columns of a row's head, VECTOR edges, and tail, as many; and which exist."""
     is_head = edge < VECTOR
     cols = tl.where(is_head, edge, head + body + edge - VECTOR)
     return cols, cols < tl.where(is_head, head, n_cols)
+
+
+@triton.jit
+def find_rows(rows, matrix, VECTOR):
+    """Where rows start, and their heads, bodies and lengths; 0 beyond the last row."""
+    n_rows, n_cols, row_stride, shift = matrix
+    start = rows.to(tl.int64) * row_stride + shift  # counted from an aligned address
+    n_cols = tl.where(rows < n_rows, n_cols, 0)
+    head, body = split_row(start, n_cols, VECTOR)
+    return start, head, body, n_cols
+
+
+@triton.jit
+def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
+    """Loads bodies, COLS columns from FIRST on, as (turns, ROWS, THREADS, VECTOR).
+
+    Each thread makes an access in each turn. Also returns where the values are, and
+    which of them exist, as a line of adjacent columns for each turn and row.
+    """
+    SPAN: tl.constexpr = THREADS * VECTOR
+    line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
+    start, head, body, _ = find_rows(first_row + line % ROWS, matrix, VECTOR)
+    cols = FIRST + line // ROWS * SPAN + tl.arange(0, SPAN)[None, :]
+    # VECTOR divides where a body starts (this tells the compiler) and its length.
+    places = (start + head) // VECTOR * VECTOR + cols
+    inside = cols // VECTOR * VECTOR < body
+    x = load_or_neg_inf(ptr + places, inside)
+    return tl.reshape(x, (COLS // SPAN, ROWS, THREADS, VECTOR)), places, inside
+
+
+@triton.jit
+def own_max(x):
+    """The maximum of what each thread holds of each row."""
+    return tl.max(tl.max(x.to(tl.float32), 3, keep_dims=True), 0, keep_dims=True)
+
+
+@triton.jit
+def own_sum(x):
+    """The sum of what each thread holds of each row."""
+    return tl.sum(tl.sum(x, 3, keep_dims=True), 0, keep_dims=True)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def softmax_kernel(
     output_ptr,
     input_ptr,
-    output_row_stride,
     input_row_stride,
     input_shift,
     n_rows,
@@ -73,113 +91,101 @@ def softmax_kernel(
     REST_COLS: tl.constexpr,
     VECTOR: tl.constexpr,
     RECOMPUTE: tl.constexpr,
-    SAME_SHIFT: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """One program computes the softmax of one tile of rows.
 
-    Args:
-        output_ptr, input_ptr: the tensors' first elements; columns are adjacent.
-        output_row_stride, input_row_stride: elements from one row to the next.
-        input_shift: elements from an aligned address to the input's first element.
-        n_rows, n_cols: the tensors' shape.
-        ROWS, BLOCK_COLS, REST_COLS, RECOMPUTE: as in `kernels.tiled`. The two blocks
-            hold the longest body.
-        VECTOR: elements that a thread moves at once in the body.
-        SAME_SHIFT: whether the output has the input's row stride and starts as far from
-            an aligned address. Then the bodies of its rows are aligned, too.
-    """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK_COLS)[None, :]
-    is_row = rows < n_rows
-    rows = rows.to(tl.int64)
-    input_row = rows * input_row_stride
-    head, body = split_row(input_row + input_shift, n_cols, VECTOR)
-    edge = tl.arange(0, 2 * VECTOR)[None, :]
-    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-    at_edge = is_row & at_edge
-    edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
-    # Two facts tell the compiler that the body is aligned: the pointer is moved to
-    # an aligned address, and VECTOR divides the distance from there to the body.
-    body_start = (input_row + input_shift + head) // VECTOR * VECTOR
-    input_ptrs = tl.multiple_of(input_ptr - input_shift, 16) + body_start
-    # VECTOR divides the body, so an access lies inside if its first element does.
-    inside = is_row & (cols // VECTOR * VECTOR < body)
-    x = load_or_neg_inf(input_ptrs + cols, inside)
-    row_max = block_max(x)
-    if REST_COLS:
-        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
-        rest_inside = is_row & (rest_cols // VECTOR * VECTOR < body)
-        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
-        row_max = tl.maximum(row_max, block_max(rest))
-    row_max = tl.maximum(row_max, block_max(edges))
+    A thread reduces all that it holds of a row by itself: its accesses to the body, and
+    one element of the edges. So the threads of a row exchange values only once.
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
-    row_sum = tl.sum(numerator, axis=1)[:, None]
+    Args: as in `kernels.tiled`. The two blocks hold the longest body.
+        input_row_stride: elements from one row to the next, in both tensors.
+        input_shift: elements from an aligned address to either's first element.
+        VECTOR: elements that a thread moves at once in the body.
+        THREADS: of a row, a power of two, at least 2 * VECTOR.
+    """
+    matrix = n_rows, n_cols, input_row_stride, input_shift
+    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    first_row = tl.program_id(0) * ROWS
+    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, THREADS)[None, :]
+    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
+    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)[None, :, :, None]
+    x, places, inside = load_block(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+    )
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(own_max(x), edges.to(tl.float32))
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, True)
-    row_sum += block_sum(edges, row_max, False)
-    factor = 1 / row_sum
-    if SAME_SHIFT:
-        output_row = input_row
-        output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + body_start
-    else:
-        output_row = rows * output_row_stride
-        output_ptrs = output_ptr + (output_row + head)
-    y = exp_shifted(edges, row_max) * factor
-    tl.store(output_ptr + output_row + edge_cols, y, mask=at_edge)
+        rest, rest_places, rest_inside = load_block(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+        )
+        row_max = tl.maximum(row_max, own_max(rest))
+    row_max = tl.max(row_max, axis=2, keep_dims=True)
+
+    numerator = exp_shifted(widen(x), row_max)
+    edge_numerator = exp_shifted(edges, row_max)
+    row_sum = own_sum(numerator) + edge_numerator
+    if REST_COLS:
+        row_sum += own_sum(exp_shifted(widen(rest), row_max))
+    factor = 1 / tl.sum(row_sum, axis=2, keep_dims=True)
+    y = tl.reshape(edge_numerator * factor, at_edge.shape)
+    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
-    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+        numerator = exp_shifted(widen(x), row_max)
+    y = tl.reshape(numerator * factor, inside.shape)
+    tl.store(output_ptr + places, y, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
-        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+        y = exp_shifted(widen(rest), row_max) * factor
+        y = tl.reshape(y, rest_inside.shape)
+        tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
 
 @dataclass(frozen=True)
 class Config(tiled.Config):
     """The constants of `kernels.tiled`, and this kernel's own."""
 
-    same_shift: bool
+    threads: int
 
 
 def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
-    """How the rows of two matrices lie in memory.
+    """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
-    Returns `tiled.choose_vector` of both, which is 1 where rows start anywhere, and
-    whether the output's rows start as far from aligned addresses as x's (SAME_SHIFT).
+    Also whether the output's rows start as far from aligned addresses as x's.
     """
-    output_row, input_row = ((t.stride(0), row_shift(t)) for t in (output, x))
+    output_row, input_row = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
     starts = (*output_row, *input_row)
-    vector = choose_vector(x.shape[1], x.element_size(), *starts)
+    vector = tiled.choose_vector(x.shape[1], x.element_size(), *starts)
     return vector, output_row == input_row
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_config(n_cols: int, element_size: int, same_shift: bool) -> Config:
+def choose_config(n_cols: int, element_size: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    As in `kernels.tiled`, but a tile has at most TILE_BYTES or one row. Tiles of 16 KiB
-    and more have a warp for every two BYTES_PER_WARP; tiles of short rows have 2 warps.
-    In short rows an access has at most 4 elements, because the block of their two ends
-    is 2 * VECTOR wide.
+    A tile has about TILE_BYTES or one row. Where it has several rows, a row has only
+    the threads that its edges need, and accesses to short rows are so small that each
+    thread makes two. 16-bit rows have tiles of half the size up to 40 columns, where
+    registers are scarce, and of two warps from 64 columns on.
     """
     vector = 16 // element_size
     if n_cols * element_size < SHORT_BYTES:
-        vector = min(vector, 4)
-    body = max(n_cols // vector * vector, 1)
-    block_cols, rest_cols = split_block(body, vector)
+        vector = 4 if n_cols * element_size > 80 else 2
+    body = max(n_cols // vector * vector, 2 * vector * vector)
+    block_cols, rest_cols = tiled.split_block(body, vector)
     row_bytes = (block_cols + rest_cols) * element_size
-    rows = max(1, 2 ** int(math.log2(TILE_BYTES / row_bytes)))
-    tile_bytes = rows * row_bytes
-    warps = tile_bytes / BYTES_PER_WARP
-    if tile_bytes >= 16384:
-        num_warps = 2 ** math.ceil(math.log2(warps / 2))
-    elif body * element_size < SHORT_BYTES:
-        num_warps = 2
-    else:
-        num_warps = max(1, 2 ** int(math.log2(min(warps, 8))))
-    recompute = tile_bytes > BYTES_PER_WARP and element_size < 4
-    return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, same_shift)
+    full_bytes = tiled.TILE_BYTES // (2 if vector * element_size == 4 else 1)
+    rows = max(1, 2 ** int(math.log2(full_bytes / row_bytes)))
+    warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer for 16 KiB and more
+    num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))
+    if rows > 1 and element_size == 2 and n_cols >= 64:
+        rows, num_warps = 2 * rows, 2
+    threads = 2 * vector if rows > 1 else 32 * num_warps
+    rest_cols = max(rest_cols, threads * vector) if rest_cols else 0
+    recompute = row_bytes > tiled.BYTES_PER_WARP and element_size < 4
+    return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -188,33 +194,41 @@ def config_of_few(
 ) -> tiled.Config:
     """The configuration where the GPU has an SM for each row.
 
-    A row then takes about as long as one access to memory, however full its block is.
-    So all lengths up to a power of two share a kernel: that of `kernels.tiled` where
-    aligned, and this one elsewhere.
+    Lengths up to a power of two take about as long as each other, and share a kernel,
+    that of `tiled` if aligned. Blocks of 32 KiB are split as there.
     """
-    vector = 16 // element_size
-    block_cols = triton.next_power_of_2(n_cols // vector * vector)
-    sizes = max(block_cols, 32 * vector), element_size
-    if aligned:
-        return replace(tiled.choose_config(*sizes, vector), rows=1)
-    return replace(choose_config(*sizes, same_shift), rows=1)
+    vector = 16 // element_size if aligned or same_shift else 1
+    body = n_cols // vector * vector
+    size = max(1 << (body - 1).bit_length(), 512 // element_size)
+    if body <= size * 5 // 8 and size * element_size == 32768:
+        size = size * 5 // 8
+    config = tiled.choose_config(size, element_size, vector)
+    if same_shift and not aligned:
+        config = choose_config(size, element_size)
+    num_warps = max(1, config.num_warps // config.rows)
+    return replace(config, rows=1, num_warps=num_warps)
 
 
 def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+    output: torch.Tensor, x: torch.Tensor, config: tiled.Config | None = None
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
+
+    If bodies are aligned in one of the two only, `kernels.tiled` moves all elements
+    one by one, neighbours by neighbouring threads.
 
     Args: as for `kernels.tiled.launch_for`.
     """
     n_rows, n_cols = x.shape
+    _, same_shift = alignment(output, x)
+    if not same_shift:
+        return tiled.launch_for(output, x, config)
     if config is None:
-        _, same_shift = alignment(output, x)
-        config = choose_config(n_cols, x.element_size(), same_shift)
+        config = choose_config(n_cols, x.element_size())
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(n_rows, config.rows),),
-        scalars=(output.stride(0), x.stride(0), row_shift(x), n_rows, n_cols),
+        scalars=(x.stride(0), tiled.row_shift(x), n_rows, n_cols),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
     )
@@ -225,7 +239,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
     Args, returns, raises: as `kernels.tiled.softmax`.
     """
-    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
+    backend.validate(x, max_rows=tiled.MAX_ROWS, max_cols=tiled.MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         x = x if x.stride(1) == 1 else x.contiguous()

@@ -339,16 +339,17 @@ def test_results_do_not_depend_on_who_waits(dtype, n_cols, block_cols):
 @pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20])
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, stride):
-    for n_rows in (1, 300):
+    for n_rows in (1, 2**25 // n_cols):  # fewer programs than run at once, and more
         x = matrix(n_rows, n_cols, dtype, stride=stride)
         y = torch.empty(n_rows, n_cols, dtype=dtype, device=x.device)
         kept = cooperative.launch_for(y, x)
         at_once = dataclasses.replace(kept, constants={**kept.constants, "PATIENCE": 1})
-        results = []
+        kept(y, x)
+        first = bits(y).clone()
         for launch in 5 * [kept, at_once]:
+            y.fill_(7)
             launch(y, x)
-            results.append(bits(y).clone())
-        assert all(torch.equal(result, results[0]) for result in results)
+            assert torch.equal(bits(y), first)
         assert_right(y, x)
 
 
@@ -597,17 +598,33 @@ def small_gpu(request, monkeypatch) -> gpu.Gpu:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_programs_wait_only_for_parts_that_run_with_them(small_gpu, dtype):
-    """Otherwise they would all wait in vain, until their patience ends."""
-    waits = []
+def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
+    """Programs wait for parts that run with them: no row is called so that is not."""
+    answers = []
     for n_rows, n_cols in itertools.product((1, 50), (2**17, 300_001, 10**6, 2**22)):
         x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
         launch = cooperative.launch_for(x, x)
         found = occupancy.of(compile.aot(launch, gpu=small_gpu))
         resident = launch.scalars[-1] <= found.blocks_per_sm * small_gpu.sms
-        waits.append(launch.constants["PATIENCE"] > 1)
-        assert waits[-1] <= resident, (n_rows, n_cols, str(found))
-    assert any(waits) and not all(waits)
+        answers.append(cooperative.are_resident(n_rows, n_cols, dtype.itemsize))
+        assert answers[-1] <= resident, (n_rows, n_cols, str(found))
+    assert any(answers) and not all(answers)
+
+
+@pytest.mark.parametrize("element_size", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20)]
+)
+def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
+    """And that is nearly all that the registers hold, on a GPU of any size."""
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
+    lengths = range(2**12, 2**25, 2**12 + 1)
+    for n_rows in (1, 10**6):
+        found = [cooperative.are_resident(n_rows, n, element_size) for n in lengths]
+        n_resident = found.count(True)
+        assert all(found[:n_resident]) and n_resident < len(found)
+        longest = lengths[n_resident - 1] * element_size
+        assert 0.55 < longest / (sms * 65536 * 4) < 0.9
 
 
 @pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
@@ -831,26 +848,11 @@ def microseconds(function: Callable[[], None]) -> float:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("longer", [3, 12])
-def test_rows_longer_than_what_is_resident_take_time_as_their_length(longer):
-    """Two readings take less than twice a copy's time; n readings took n times it."""
-    held = cooperative.HELD_BYTES * gpu.current().sms
-    x = torch.randn(1, longer * held // 4, device=backend.DEVICE)
-    if gpu.free_bytes() < 4 * x.nbytes:
-        pytest.skip("needs memory for the row's softmax in float64")
-    y = torch.empty_like(x)
-    launch = CachedLaunch(cooperative.launch_for(y, x))
-    copy = microseconds(lambda: y.copy_(x))
-    assert microseconds(lambda: launch(y, x)) < 3 * copy + 100
-    assert_right(y, x)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("share", [0.6, 0.9])
 def test_two_streams_whose_rows_do_not_fit_together(share):
     """They end within twice the time of one after the other."""
-    held = share * cooperative.HELD_BYTES * gpu.current().sms
-    x = torch.randn(16, int(held) // 16 * 4, device=backend.DEVICE)
+    n_held = launch_module.programs_at_once(num_warps=4, maxnreg=96)
+    x = torch.randn(16, int(share * n_held) * 8192, device=backend.DEVICE)
     streams = torch.cuda.Stream(), torch.cuda.Stream()
     outputs = torch.empty_like(x), torch.empty_like(x)
     launches = [CachedLaunch(cooperative.launch_for(y, x)) for y in outputs]

@@ -26,7 +26,11 @@ LONGEST_PAGE = {"cells": 25, "words": 1800}
 LONGER_PAGES: set[str] = set()
 LONGEST_MODULE = 560
 LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
-LONGER = {"cooperative": 275}  # its kernel has two endings: with its partners, without
+LONGER = {
+    "online": 325,  # one launch, or two steps of programs that share rows
+    "cooperative": 275,  # its kernel has two endings: with its partners, without
+    "gradient": 310,  # one kernel does what those of three chapters do
+}
 IGNORED = {"nbval-ignore-output", "nbval-skip"}
 
 

@@ -20,7 +20,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import cooperative, fastest, online, tiled, unaligned
-from kernels.lab import backend, check, compile, direct, gpu, launch, meter
+from kernels.lab import (
+    backend,
+    check,
+    compile,
+    direct,
+    gpu,
+    launch,
+    meter,
+    operator,
+)
 from tests.helpers import FakeKernel, assert_right
 from tests.lab.test_direct import launches_for
 
@@ -397,8 +406,8 @@ def test_a_later_call_with_out_uses_the_compiled_kernel(launched):
     for offset in (0, 1, 0, 1):
         x, buffer = tensor(3, 64), tensor(3 * 64 + 1)
         fastest.softmax(x, out=buffer[offset:][: 3 * 64].view(3, 64))
-    assert through_triton(launched) == ["tiled", "unaligned"]
-    assert through_a_kept_kernel(launched) == ["tiled", "unaligned"]
+    assert through_triton(launched) == ["tiled", "tiled"]  # the second by elements
+    assert through_a_kept_kernel(launched) == ["tiled", "tiled"]
 
 
 # ---- the gradient --------------------------------------------------------------------
@@ -820,8 +829,11 @@ MANY = 10**6
         (1, 2**20, torch.bfloat16, "cooperative"),
         (4096, 50257, torch.float32, "cooperative"),
         (4096, 131072, torch.bfloat16, "cooperative"),
-        (1, cooperative.MAX_COLS, torch.bfloat16, "cooperative"),
-        (1, cooperative.MAX_COLS + 1, torch.bfloat16, "online"),
+        (1, 5_000_000, torch.float32, "cooperative"),
+        (1, 6_000_000, torch.float32, "online"),
+        (4, 8_000_000, torch.float32, "online"),
+        (1, 10_000_000, torch.bfloat16, "cooperative"),
+        (1, 2**27, torch.bfloat16, "online"),
         (tiled.MAX_ROWS, 2, torch.float16, "tiled"),
         (tiled.MAX_ROWS + 1, 2, torch.float16, "online"),
         (MANY, 32, torch.float64, "online"),
@@ -841,13 +853,22 @@ def test_what_fills_the_gpu_depends_on_the_gpu(sms, stem, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("n_rows", [1, MANY])
 def test_rows_are_shared_from_some_length_on(n_rows, dtype):
-    """One seam along N; where rows are few, it does not come later."""
+    """Where rows are few, from no later one; and up to what the GPU holds of a row."""
     lengths = {max(2**power + odd, 1) for power in range(28) for odd in (-1, 0, 1)}
     lengths = sorted(n for n in lengths if n <= cooperative.MAX_COLS)
     shared = [fastest.choose(n_rows, n, dtype) == "cooperative" for n in lengths]
-    assert [is_shared for is_shared, _ in itertools.groupby(shared)] == [False, True]
+    seams = [is_shared for is_shared, _ in itertools.groupby(shared)]
+    assert seams == [False, True, False]
     few = [fastest.choose(1, n, dtype) == "cooperative" for n in lengths]
-    assert few.count(False) <= shared.count(False)
+    assert few.index(True) <= shared.index(True)
+
+
+@pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "online")])
+def test_programs_wait_only_where_the_gpu_holds_a_row(sms, stem, monkeypatch):
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    for n_rows in (1, 16, MANY):
+        assert fastest.choose(n_rows, 2**20, torch.float32) == stem  # rows of 4 MiB
+        assert fastest.choose(n_rows, 2**17, torch.float32) == "cooperative"
 
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)
@@ -877,9 +898,15 @@ def launched(monkeypatch) -> dict[str, FakeKernel]:
     fakes = {stem: FakeKernel(module.softmax_kernel) for stem, module in STEMS.items()}
     for stem, module in STEMS.items():
         monkeypatch.setattr(module, "softmax_kernel", fakes[stem])
-    monkeypatch.setattr(fastest, "_launches", {})
+    forget(monkeypatch)
     monkeypatch.setattr(direct, "_compiled", {})
     return fakes
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends, nothing is prepared that was prepared before it."""
+    monkeypatch.setattr(fastest._rules(), "launches", {})
+    fastest._known.clear()
 
 
 def through_triton(launched: dict[str, FakeKernel]) -> list[str]:
@@ -893,7 +920,8 @@ def through_a_kept_kernel(launched: dict[str, FakeKernel]) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", fastest.DTYPES)
-def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
+def test_the_chosen_kernel_is_the_one_launched(launched, dtype, monkeypatch):
+    monkeypatch.setattr(online, "choose_parts", lambda *sizes: 1)  # in one launch
     chosen = []
     for shape in ((1, 1), (3, 33), (200, 64), (1, 9000), (1, 17_000)):
         x = tensor(*shape, dtype=dtype)
@@ -901,6 +929,14 @@ def test_the_chosen_kernel_is_the_one_launched(launched, dtype):
         chosen.append(fastest.choose(*shape, dtype))
         used = through_triton(launched) + through_a_kept_kernel(launched)
         assert sorted(used) == sorted(chosen)  # nothing is tried out
+
+
+def test_few_long_rows_take_two_launches_each_of_which_is_kept(launched):
+    for seed in range(3):
+        x = tensor(1, 70_000, dtype=torch.float64, seed=seed)
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == ["online"] * 2
+    assert through_a_kept_kernel(launched) == ["online"] * 4
 
 
 def test_every_answer_is_launched_somewhere(launched):
@@ -918,10 +954,11 @@ def test_every_answer_is_launched_somewhere(launched):
         (tensor(3, 1).expand(3, 50), 1, ["online"]),
         (tensor(3, 52, 1), 1, ["tiled"]),
         (tensor(3, 51, 1), 1, ["unaligned"]),
-        (tensor(3, 60)[:, 5:55], 1, ["unaligned"]),
+        (tensor(3, 60)[:, 5:55], 1, ["tiled"]),  # by elements: the output's rows differ
+        (tensor(151)[1:].view(3, 50), 1, ["tiled"]),
         (tensor(3, 60)[:, 4:56], 1, ["tiled"]),
         (tensor(1, 52).expand(3, 52), 1, ["tiled"]),
-        (tensor(1, 50).expand(3, 50), 1, ["unaligned"]),
+        (tensor(1, 50).expand(3, 50), 1, ["tiled"]),
         (tensor(2, 6, 4, 5)[:, ::2, ::2], 3, ["unaligned"]),  # by way of a copy
         (tensor(3, 0), 1, []),
     ],
@@ -1035,7 +1072,7 @@ def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
     for _ in range(2):
         for x, dim in kinds:
             assert_right(fastest.softmax(x, dim), x, dim)
-    assert len(fastest._launches) == len(kinds)
+    assert len(fastest._rules().launches) == len(kinds)
     calls = through_triton(launched) + through_a_kept_kernel(launched)
     assert len(calls) == 2 * len(kinds)
     # The two lengths that `tiled` takes share a kernel: the second needs no Triton.
@@ -1065,12 +1102,12 @@ def test_a_launch_is_prepared_for_one_alignment(dtype):
 
 
 def test_so_many_launches_are_kept_and_no_more(monkeypatch):
-    monkeypatch.setattr(fastest, "_launches", {})
-    monkeypatch.setattr(fastest, "MOST_LAUNCHES", 3)
+    forget(monkeypatch)
+    monkeypatch.setattr(operator, "MOST_LAUNCHES", 3)
     for n_cols in (*range(1, 9), *range(1, 9)):
         x = tensor(2, n_cols)
         assert_right(fastest.softmax(x), x)
-        assert len(fastest._launches) <= 3
+        assert len(fastest._rules().launches) <= 3
 
 
 def test_bad_input_is_named_after_a_good_call():

@@ -4,6 +4,8 @@ import dataclasses
 import math
 import random
 import re
+from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ import triton.language as tl
 
 from kernels import online
 from kernels.lab import backend, check, compile, gpu, meter, occupancy
+from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
+from kernels.lab.launch import CachedLaunch, Launch
 from kernels.online import Config, exp_shifted_or_zero
 from tests.helpers import assert_right, matrix, patched
 
@@ -356,6 +360,181 @@ def test_reads_twice_and_writes_once(shape):
     assert counted.values == meter.passes(*shape, passes=2)
 
 
+# ---- rows that programs share --------------------------------------------------------
+
+FINER = online.FINER
+COARSE = Config(1, 16 * FINER, 4 * FINER, num_warps=FINER)  # finer, it is NARROW
+
+
+def kept(launch: Launch) -> Launch:
+    return launch
+
+
+def sharing(
+    output: torch.Tensor, x: torch.Tensor, n_parts: int, config: Config = COARSE
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """What `prepare` returns where so many programs share a row of narrow blocks."""
+    with (
+        patch.object(online, "config_for", lambda *views: config),
+        patch.object(online, "choose_parts", lambda *sizes: n_parts),
+    ):
+        return online.prepare(output, x, kept)
+
+
+def in_parts(n_parts: int, config: Config = COARSE) -> Callable:
+    """A softmax of matrices whose rows so many programs share."""
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if x.numel():
+            columns = online.as_columns(y), online.as_columns(x)
+            sharing(*columns, n_parts, config)(*columns)
+        return y
+
+    return softmax
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("n_parts", [2, 3, 11])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_programs_that_share_rows(dtype, n_parts, rows):
+    for n_cols in (65, 100, 176, 500):  # some parts have fewer blocks, or none
+        x = matrix(5, n_cols, dtype)
+        softmax = in_parts(n_parts, dataclasses.replace(COARSE, rows=rows))
+        assert_right(softmax(x), x)
+        assert_right(softmax(x.t().contiguous().t()), x)
+
+
+@pytest.mark.parametrize("n_parts", [2, 7])
+def test_parts_are_a_softmax(n_parts, monkeypatch):
+    monkeypatch.setattr(check, "ROWS", (1, 2, 9))
+    fewer = {"dtypes": [torch.float32], "layouts": ["sliced", "broadcast", "offset"]}
+    summary = check.softmax(in_parts(n_parts), max_cols=130, **fewer)
+    assert summary, summary
+
+
+@pytest.mark.parametrize("value", [-INF, INF, float("nan"), 1e30])
+@pytest.mark.parametrize("place", [slice(16), slice(20, 90), slice(96, None)])
+def test_parts_of_one_value(place, value):
+    x = matrix(3, 130)
+    x[1, place] = value
+    assert_right(in_parts(4)(x), x)
+
+
+def test_the_output_may_be_the_input_of_parts():
+    x = matrix(2, 300)
+    wanted = in_parts(3)(x)
+    columns = online.as_columns(x)
+    sharing(columns, columns, 3)(columns, columns)
+    assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("n_parts", [2, 5])
+@pytest.mark.parametrize("shape", [(3, 160), (2, 333)])
+def test_parts_are_read_twice_and_written_once(shape, n_parts):
+    counted = meter.count(in_parts(n_parts), matrix(*shape))
+    n_values, n_words = math.prod(shape), 2 * shape[0] * n_parts
+    first, second = (op for op in counted.rows if op.grid)
+    assert (first.read_values, first.written_values) == (n_values, n_words)
+    assert second.read_values == n_values + n_parts * n_words
+    assert second.written_values == n_values
+
+
+def without_the_first_part(max_a, sum_a, max_b, sum_b):
+    return max_b, sum_b
+
+
+def test_a_wrong_merge_of_parts_is_caught():
+    x = matrix(2, 200)
+    with (
+        patched(online, "merge", without_the_first_part),
+        pytest.raises(AssertionError),
+    ):
+        assert_right(in_parts(3)(x), x)
+    assert_right(in_parts(3)(x), x)
+
+
+def launches_of(*shape: int, dtype: torch.dtype = torch.float32) -> list[Launch]:
+    """What `prepare` launches for a contiguous tensor of this shape."""
+    x, found = torch.empty(shape, dtype=dtype, device="meta"), []
+    view = online.as_columns(x) if x.dim() == 2 else x
+    online.prepare(view, view, lambda launch: found.append(launch) or launch)
+    return found
+
+
+@pytest.mark.parametrize("sms", [132, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_few_long_rows_fill_the_gpu(dtype, sms, monkeypatch):
+    monkeypatch.setattr(launch_module, "sms_and_threads", lambda: (sms, 2048))
+    for shape in ((1, 20_000_001), (1, 2**27), (16, 10**7), (3, 10**6, 2)):
+        find, write = launches_of(*shape, dtype=dtype)
+        assert find.grid == write.grid and find.scalars == write.scalars
+        n_programs, n_blocks = math.prod(find.grid), find.scalars[-1]
+        filled = online.PROGRAMS_PER_SM * sms
+        assert 0.9 * filled <= n_programs < filled + find.grid[0]
+        part = n_blocks * find.constants["BLOCK_COLS"]
+        assert (find.grid[1] - 1) * part < shape[1] <= find.grid[1] * part
+        pairs = find.pointers[2].dtype
+        assert pairs == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "n_launches"),
+    [
+        ((1, 4096), 1),  # one block
+        ((1, 2**16), 2),
+        ((131, 2**20), 2),
+        ((4096, 2**16), 1),  # enough rows
+        ((133, 2**18), 1),  # enough, and L2 holds them
+        ((160, 8_000_000), 2),  # they would leave SMs idle at the end
+        ((1, 2**18, 16), 2),
+        ((1, 4096, 20_000), 1),
+    ],
+)
+def test_rows_are_shared_where_they_leave_sms_idle(shape, n_launches, monkeypatch):
+    monkeypatch.setattr(launch_module, "sms_and_threads", lambda: (132, 2048))
+    assert len(launches_of(*shape)) == n_launches
+
+
+def test_one_launch_is_of_two_tensors():
+    (launch,) = launches_of(300, 1000)
+    assert len(launch.pointers) == 2 and launch.constants["STEP"] == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 20_000_001), (3, 8_000_000), (1, 2**18, 16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_long_rows_are_right_and_the_same_in_every_run(dtype, shape):
+    """On two streams and on a graph too, as their pairs are memory of each call."""
+    x = torch.randn(shape, device=backend.DEVICE).to(dtype)
+    if gpu.free_bytes() < 12 * 8 * x.numel():
+        pytest.skip("needs memory for results in float64")
+    views = [online.as_columns(t) if t.dim() == 2 else t for t in (like(x), x)]
+    run = online.prepare(*views, CachedLaunch)
+    assert not isinstance(run, CachedLaunch)  # two of them
+    run(*views)
+    first = views[0].clone()
+    assert_right(first, views[1], 1)
+    streams, outputs = [torch.cuda.Stream() for _ in range(2)], []
+    torch.cuda.synchronize()
+    for _ in range(3):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outputs.append(torch.full_like(first, 7))
+                run(outputs[-1], views[1])
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, first) for y in outputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(*views)
+        run(outputs[0], views[1])
+    for y in (views[0], outputs[0]):
+        y.fill_(7)
+    for _ in range(3):
+        graph.replay()
+    assert torch.equal(views[0], first) and torch.equal(outputs[0], first)
+
+
 # ---- the configuration ---------------------------------------------------------------
 
 
@@ -396,7 +575,7 @@ def test_configs_are_powers_of_two_and_fit():
 
 
 @pytest.mark.parametrize("dtype", [*backend.DTYPES, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 100, 1), (2, 30, 50), (1, 50, 300)])
+@pytest.mark.parametrize("shape", [(1, 100), (2, 30, 50), (1, 50, 300)])
 def test_a_launch_needs_no_memory(shape, dtype):
     """Tensors without memory make the launch that real ones make."""
     x = torch.empty(shape, dtype=dtype, device=backend.DEVICE)
@@ -457,6 +636,23 @@ def test_hints_reach_the_cache():
     assert kernel.count(r"ld\.global.*L1::evict_first") > 0
     assert kernel.count(r"st\.global.*L1::evict_first") > 0
     assert compiled(hints=False).count("evict") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_programs_that_share_rows_share_sms(dtype):
+    for shape in ((1, 20_000_000), (1, 2**20, 16)):
+        for half in launches_of(*shape, dtype=dtype):
+            kernel = compile.aot(half)
+            assert occupancy.of(kernel).blocks_per_sm >= 4
+            assert kernel.spills == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_blocks_of_a_row_of_any_length_are_16_bytes_wide(dtype):
+    """But for the last block, whose accesses the row's end cuts."""
+    for half in launches_of(1, 20_000_001, dtype=dtype):
+        kernel = compile.aot(half)
+        assert kernel.count(r"ld\.global\S*evict\S*\.v[24]\.b(32|64)") >= 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -29,10 +29,10 @@ def on_meta(n_cols: int, dtype: torch.dtype, stride: int = 0) -> torch.Tensor:
     return torch.empty_strided((4096, n_cols), strides, dtype=dtype, device="meta")
 
 
-def compiled(n_cols: int, dtype: torch.dtype, out_stride: int = 0) -> Compiled:
-    """The kernel for an H200, of contiguous rows that are written so far apart."""
-    x, y = on_meta(n_cols, dtype), on_meta(n_cols, dtype, out_stride)
-    return compile.aot(unaligned.launch_for(y, x))
+def compiled(n_cols: int, dtype: torch.dtype) -> Compiled:
+    """The kernel for an H200, of contiguous rows."""
+    x = on_meta(n_cols, dtype)
+    return compile.aot(unaligned.launch_for(x, x))
 
 
 def wide_accesses(kernel: Compiled) -> list[int]:
@@ -93,7 +93,7 @@ def test_beyond_32_bit_offsets():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("n_cols", [10241, 12345, 16393, 30001, unaligned.MAX_COLS - 1])
+@pytest.mark.parametrize("n_cols", [10241, 12345, 16393, 30001, tiled.MAX_COLS - 1])
 def test_is_right_for_long_rows(n_cols):
     for dtype in backend.DTYPES:
         x = matrix(7, n_cols, dtype, offset=1)
@@ -105,24 +105,37 @@ def test_is_right_for_long_rows(n_cols):
 
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_configs_hold_their_rows(element_size):
-    longest = unaligned.MAX_COLS
+    longest = tiled.MAX_COLS
     for n_cols in [*range(1, 1100), 4104, 8201, 16393, 24000, 30001, longest]:
-        config = unaligned.choose_config(n_cols, element_size, True)
+        config = unaligned.choose_config(n_cols, element_size)
         body = n_cols // config.vector * config.vector
         assert config.block_cols + config.rest_cols >= body
         for number in (config.rows, config.block_cols, config.num_warps, config.vector):
             assert number == triton.next_power_of_2(number) > 0
         assert config.rest_cols in (0, triton.next_power_of_2(config.rest_cols))
         assert config.num_warps <= 32
+        assert config.threads >= 2 * config.vector  # an element of the edges for each
+        for cols in (config.block_cols, config.rest_cols):
+            assert cols % (config.threads * config.vector) == 0
 
 
-def test_accesses_are_16_bytes_wide_or_4_elements_of_short_rows():
+def test_accesses_are_16_bytes_wide_or_fewer_elements_of_short_rows():
     def vector(n_cols: int, element_size: int) -> int:
-        return unaligned.choose_config(n_cols, element_size, True).vector
+        return unaligned.choose_config(n_cols, element_size).vector
 
-    assert vector(1000, 4) == vector(10, 4) == 4
-    assert vector(1000, 2) == vector(unaligned.SHORT_BYTES // 2, 2) == 8
-    assert vector(unaligned.SHORT_BYTES // 2 - 1, 2) == 4
+    assert vector(1000, 4) == vector(33, 4) == 4
+    assert vector(1000, 2) == vector(tiled.SHORT_BYTES // 2, 2) == 8
+    assert vector(tiled.SHORT_BYTES // 2 - 1, 2) == 4
+    assert vector(20, 4) == vector(33, 2) == 2
+
+
+def test_short_16_bit_rows_have_tiles_of_one_or_two_warps():
+    tiles = (33, 16, 1), (63, 16, 1), (100, 16, 2), (257, 8, 2)
+    for n_cols, rows, num_warps in tiles:
+        config = unaligned.choose_config(n_cols, 2)
+        assert (config.rows, config.num_warps) == (rows, num_warps)
+    alone = unaligned.config_of_few(257, 2, aligned=False, same_shift=True)
+    assert (alone.rows, alone.num_warps) == (1, 1)
 
 
 def without_memory(
@@ -171,9 +184,22 @@ def test_odd_rows_are_moved_in_16_bytes(n_cols, dtype):
     assert loads > 0 and stores > 0
 
 
-def test_output_rows_that_start_elsewhere_are_not():
-    loads, stores = wide_accesses(compiled(1001, HALF, out_stride=1002))
-    assert loads > 0 and stores == 0
+def test_output_rows_that_start_elsewhere_are_moved_by_elements():
+    x, y = on_meta(1001, HALF), on_meta(1001, HALF, 1002)
+    launch = unaligned.launch_for(y, x)
+    assert launch.kernel is tiled.softmax_kernel
+    assert wide_accesses(compile.aot(launch)) == [0, 0]
+
+
+@pytest.mark.parametrize("n_cols", [33, 63, 129, 257])
+def test_edges_cost_little(n_cols):
+    """A value of a short odd row takes few instructions, and its threads no spills."""
+    launch = unaligned.launch_for(on_meta(n_cols, HALF), on_meta(n_cols, HALF))
+    kernel = compile.aot(launch)
+    lines = kernel.count("    ", "sass") - kernel.count("NOP", "sass")
+    values = launch.constants["ROWS"] * n_cols / (32 * kernel.num_warps)
+    assert lines / values < 25 and kernel.spills == 0
+    assert kernel.shared == 0  # no thread waits for values of another warp
 
 
 def test_the_tiled_kernel_does_not_move_them_so():
@@ -241,7 +267,7 @@ def head_of_a_whole_access(edge, head, body, n_cols, VECTOR: tl.constexpr):
     ],
 )
 def test_a_wrong_cut_is_caught(helper, wrong, capsys):
-    fewer = {"dtypes": [SINGLE], "layouts": ["contiguous", "offset"], "max_cols": 65}
+    fewer = {"dtypes": [SINGLE], "layouts": ["contiguous", "offset"], "max_cols": 131}
     with patched(unaligned, helper, wrong):
         assert not check.softmax(unaligned.softmax, **fewer)
     assert "matrix" in capsys.readouterr().out

@@ -14,6 +14,7 @@ Weighed: rules for all of these levels, as `kernels.lab.operator` has them for t
 forth. A gradient of a gradient is rarely asked for, and PyTorch's operator is right.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,12 @@ MOST_ROWS = 2**31 - 2**10  # a kernel numbers rows in 32 bits
 class Backward:
     """A function of (gradient, y, dim, dtype), and the operator of that name."""
 
-    def __init__(self, name: str, launch_for: Callable[..., Launch]) -> None:
+    def __init__(
+        self,
+        name: str,
+        launch_for: Callable[..., Launch],
+        steps_for: Callable[..., tuple[Launch, Launch] | None],
+    ) -> None:
         """Registers the operator `torch.ops.kernels.<name>`.
 
         Args:
@@ -44,9 +50,13 @@ class Backward:
             launch_for: takes matrices (output, gradient, y), contiguous, aligned to 16
                 bytes, not empty and not float64, and returns the launch that writes the
                 output.
+            steps_for: takes the same, and returns two launches where they should do
+                that instead; otherwise None. A row's parts are its programs: the first
+                launch writes a float32 for each to a fourth tensor, and the second
+                reads the sum of a row's from one.
         """
-        self.launch_for = launch_for
-        self.launches: dict[tuple, CachedLaunch | None] = {}
+        self.launch_for, self.steps_for = launch_for, steps_for
+        self.launches: dict[tuple, Callable[..., None] | None] = {}
         schema = "(Tensor gradient, Tensor y, int dim, ScalarType? dtype) -> Tensor"
         self.operator = torch.library.custom_op(
             f"kernels::{name}", self.run, mutates_args=(), schema=schema
@@ -113,8 +123,8 @@ class Backward:
 
     def _prepare(
         self, y: torch.Tensor, dim: int, dtype: torch.dtype | None
-    ) -> CachedLaunch | None:
-        """The launch for tensors like y; None where PyTorch's operator takes them."""
+    ) -> Callable[..., None] | None:
+        """What launches on tensors like y; None where PyTorch's operator takes them."""
         sizes = y.shape or (1,)
         dim = dim % len(sizes)
         if y.dtype == torch.float64 or not y.numel() or math.prod(sizes[dim + 1 :]) > 1:
@@ -124,7 +134,10 @@ class Backward:
             return None
         output = torch.empty(shape, dtype=dtype or y.dtype, device="meta")
         matrix = torch.empty(shape, dtype=y.dtype, device="meta")
-        return CachedLaunch(self.launch_for(output, matrix, matrix))
+        steps = self.steps_for(output, matrix, matrix)
+        if steps is None:
+            return CachedLaunch(self.launch_for(output, matrix, matrix))
+        return functools.partial(_in_steps, *map(CachedLaunch, steps), shape[0])
 
     def _by_reference(
         self,
@@ -148,6 +161,21 @@ class Backward:
         dots = [(t * y).sum(dim, keepdim=True) for t in (gradient, outer)]
         for_y = outer * (gradient - dots[0]) - gradient * dots[1]
         return self(outer, y, dim), for_y, None, None
+
+
+def _in_steps(
+    first: CachedLaunch,
+    second: CachedLaunch,
+    n_rows: int,
+    output: torch.Tensor,
+    gradient: torch.Tensor,
+    y: torch.Tensor,
+) -> None:
+    """Runs two launches, which exchange the parts' sums through the call's memory."""
+    n_parts = first.grid[0] // n_rows
+    sums = torch.empty(n_rows, n_parts, dtype=torch.float32, device=y.device)
+    first(output, gradient, y, sums)
+    second(output, gradient, y, sums.sum(1))
 
 
 def _keep_inputs(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

@@ -14,18 +14,25 @@ way.
 Launches of other sizes often need the same compiled kernel. `launch_to_find` knows what
 decides that, so that such a launch does not go through Triton even the first time.
 
+A call on tensors like those of an earlier call needs still less. `repeat` makes a
+function of what the earlier call found out. It asks PyTorch's guards one question,
+allocates without the dispatcher, and calls Triton's C function.
+
 Weighed: `cuLaunchKernel` by ctypes, which is slower than Triton's C function; and a C
 extension of our own, which needs a compiler wherever the course is installed.
 """
 
 import copy
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from triton import knobs
 
+from kernels.lab import words
 from kernels.lab.launch import CachedLaunch, Launch
 
 
@@ -36,16 +43,26 @@ def key_of(launch: Launch) -> tuple:
     of 16, and that need 64 bits. A kernel may forgo the first two, for any parameter.
     """
     first = len(launch.pointers) + (0 if launch.workspace is None else 2)
-    general = getattr(launch.kernel, "do_not_specialize", ())
-    names = launch.kernel.arg_names[first:]
     sizes = [
-        value.bit_length() > 31
-        if name in general
-        else (value == 1, value % 16 == 0, value.bit_length() > 31)
-        for name, value in zip(names, launch.scalars, strict=False)
+        value > LARGEST
+        if is_general
+        else (value == 1, value % 16 == 0, value > LARGEST)
+        for is_general, value in zip(
+            _are_general(launch.kernel, first), launch.scalars, strict=False
+        )
     ]
-    constants = tuple(launch.constants.items())
-    return launch.kernel, launch.pointers, constants, tuple(sizes)
+    constants = *launch.constants, *launch.constants.values()
+    return launch.kernel, launch.pointers, constants, *sizes
+
+
+LARGEST = 2**31 - 1  # that an integer of 32 bits holds; scalars are not negative
+
+
+@functools.lru_cache(maxsize=64)
+def _are_general(kernel: Any, first: int) -> tuple[bool, ...]:
+    """Whether a kernel forgoes special cases, for each parameter from the first on."""
+    general = getattr(kernel, "do_not_specialize", ())
+    return tuple(name in general for name in kernel.arg_names[first:])
 
 
 def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> bool:
@@ -66,8 +83,9 @@ def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> b
         if compiled is None:
             return True
         _compiled[key] = compiled
-    n_varying = len(tensors) + (0 if cached.take is None else 2)
-    cached.direct = bind(compiled, cached.grid, n_varying, cached.rest)
+    workspace, device = cached.launch.workspace, tensors[-1].device
+    take = workspace and words.taker(workspace.n_words, device)
+    cached.direct = bind(compiled, cached.grid, len(tensors), cached.rest, take)
     cached.compiled = compiled
     return is_new
 
@@ -77,24 +95,31 @@ _compiled: dict[tuple, Any] = {}
 
 
 def bind(
-    compiled: Any, grid: tuple[int, int, int], n_varying: int, rest: tuple
+    compiled: Any,
+    grid: tuple[int, int, int],
+    n_tensors: int,
+    rest: tuple,
+    take: Callable[[int], tuple[torch.Tensor, int]] | None = None,
 ) -> Callable[..., None] | None:
     """Prepares the launches of a compiled kernel on the current device.
 
     Args:
         compiled: what a launch through Triton returned; the caller keeps it alive.
         grid: the number of programs along each of three axes.
-        n_varying: how many of the kernel's first arguments differ between launches.
-        rest: the arguments after those, the constexprs too.
+        n_tensors: how many of the kernel's first arguments are tensors of the caller.
+        rest: the arguments after those and after the workspace, the constexprs too.
+        take: gives each launch words and a tag, as `words.taker`; None if the kernel
+            takes none.
 
     Returns:
-        A function of n_varying integers, which are addresses where the kernel takes
-        tensors. It launches the kernel on the device's current stream. The device must
-        be the current one. None if this Triton does not launch as expected here.
+        A function of n_tensors addresses. It launches the kernel on the device's
+        current stream. The device must be the current one. None if this Triton does not
+        launch as expected here.
     """
     try:
         known = _known.get(compiled)
         if known is None:
+            n_varying = n_tensors + (0 if take is None else 2)
             known = _known[compiled] = _places(compiled, n_varying, rest)
         launch, after, are_nested = known
         runtime, stream_of = knobs.runtime, torch._C._cuda_getCurrentRawStream
@@ -104,24 +129,145 @@ def bind(
     except (AttributeError, TypeError, ValueError):
         return None
 
-    def is_watched() -> bool:
-        """Whether a profiler wants to hear of launches, of which Triton tells it."""
-        same = runtime.launch_enter_hook is enter and runtime.launch_exit_hook is leave
-        return not same or bool(enter.calls or leave.calls)
-
-    def launch_nested(*varying: int) -> None:
-        if is_watched():
-            compiled[grid](*varying, *rest)
+    def launch_at(*addresses: int) -> None:
+        stream = stream_of(device)
+        if take is not None:
+            words, tag = take(stream)  # the name keeps the words until the launch
+            addresses = (*addresses, words.data_ptr(), tag)
+        if (
+            enter.calls
+            or leave.calls
+            or runtime.launch_enter_hook is not enter
+            or runtime.launch_exit_hook is not leave
+        ):  # a profiler wants to hear of launches, of which Triton tells it
+            compiled[grid](*addresses, *rest)
+        elif are_nested:
+            launch(*grid, stream, *after, (*addresses, *rest))
         else:
-            launch(*grid, stream_of(device), *after, (*varying, *rest))
+            launch(*grid, stream, *after, *addresses, *rest)
 
-    def launch_flat(*varying: int) -> None:
-        if is_watched():
-            compiled[grid](*varying, *rest)
-        else:
-            launch(*grid, stream_of(device), *after, *varying, *rest)
+    return launch_at
 
-    return launch_nested if are_nested else launch_flat
+
+def repeat(
+    launch_at: Callable[[int, int], None],
+    function: Callable[..., torch.Tensor],
+    call: tuple[torch.Tensor, int, torch.dtype | None, torch.Tensor | None],
+    y: torch.Tensor,
+    record: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor | None] | None:
+    """Prepares calls of an operator that are like a call that was just made.
+
+    The guards of `torch.compile` tell whether tensors are like the call's. They compare
+    type, sizes, strides, dtype, device and `requires_grad`, and what the dispatcher
+    would do with the tensors now. So a call within a transform, a mode or a tracer is
+    not like a call outside, nor is a fake tensor or a negative view like another one.
+
+    Args:
+        launch_at: what `bind` made for the call's launch.
+        function: makes the call from x, dim and dtype where x's device is not current.
+        call: its x, dim, dtype and out, as they were passed.
+        y: where the result was written; out if that was given.
+        record: `record(f, x, dim, dtype)` is `f(x, dim, dtype)`, recorded for autograd.
+
+    Returns:
+        A function of any x, dim, dtype and out. If they are like the call's, it does
+        what the call did and returns the output. Otherwise it does nothing and returns
+        None. Instead of the function, None where this PyTorch lacks a part of it, where
+        x's device is not current, and where out is given and a tensor requires a
+        gradient.
+    """
+    x, dim, dtype, given = call
+    tensors = (x,) if given is None else (x, y)
+    requires_grad = any(tensor.requires_grad for tensor in tensors)
+    try:
+        guards, current_device = torch._C._dynamo.guards, torch._C._cuda_getDevice
+        is_like = guards.TensorGuards(
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        ).check
+        empty = getattr(guards, f"_empty_strided_{x.device.type}")
+        form = tuple(y.shape), tuple(y.stride()), y.dtype
+        device, is_elsewhere = x.get_device(), current_device() != x.get_device()
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    if (
+        is_elsewhere
+        or not is_like(*tensors)
+        or not _allocates(empty, x.device, y.dtype)
+        or (requires_grad and given is not None)
+    ):
+        return None
+    x_place = x.data_ptr() & 15
+    n_modes = torch._C._len_torch_dispatch_stack  # the guards miss some modes
+
+    def write(x: torch.Tensor, *_: object) -> torch.Tensor:
+        y = empty(*form)
+        if y.get_device() != device:
+            return function(x, dim, dtype)
+        launch_at(y.data_ptr(), x.data_ptr())
+        return y
+
+    def again(x: Any, its_dim: Any, its_dtype: Any, out: Any) -> torch.Tensor | None:
+        if (
+            out is None
+            and its_dim is dim
+            and its_dtype is dtype
+            and is_like(x)
+            and not n_modes()
+            and forward_ad._current_level < 0
+            and (address := x.data_ptr())
+            and address & 15 == x_place
+        ):
+            if requires_grad and torch.is_grad_enabled():
+                return record(write, x, dim, dtype)
+            return write(x)
+        return None
+
+    if given is None:
+        return again
+    x_size, y_size, y_place = span(x), span(y), y.data_ptr() & 15
+
+    def again_into(
+        x: Any, its_dim: Any, its_dtype: Any, out: Any
+    ) -> torch.Tensor | None:
+        if (
+            out is not None
+            and its_dim is dim
+            and its_dtype is dtype
+            and is_like(x, out)
+            and not n_modes()
+            and forward_ad._current_level < 0
+            and current_device() == device
+            and (first := x.data_ptr())
+            and first & 15 == x_place
+            and (target := out.data_ptr()) & 15 == y_place
+            and (target + y_size <= first or first + x_size <= target)
+        ):
+            launch_at(target, first)
+            torch.autograd.graph.increment_version(out)
+            return out
+        return None
+
+    return again_into
+
+
+@functools.cache
+def _allocates(empty: Callable, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a private function of PyTorch allocates as it does for Inductor."""
+    try:
+        made = empty((2, 3), (3, 1), dtype)
+        form = made.shape, made.stride(), made.dtype, made.device
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return form == ((2, 3), (3, 1), dtype, device)
+
+
+def span(x: torch.Tensor) -> int:
+    """The bytes from a tensor's first element to the end of its last; 0 if empty."""
+    if not x.numel():
+        return 0
+    steps = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    return (steps + 1) * x.element_size()
 
 
 _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()

@@ -13,7 +13,7 @@ Weighed: Triton's `preload` and its ahead-of-time tools (from a signature by han
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ class Launch:
         Returns:
             Triton's compiled kernel; None in the interpreter.
         """
-        extra = self.workspace.taker()(tensors[-1].device) if self.workspace else ()
+        extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
         return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
 
     @property
@@ -138,7 +138,6 @@ class CachedLaunch:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.grid = (*launch.grid, 1, 1)[:3]
-        self.take = launch.workspace.taker() if launch.workspace else None
         # A compiled kernel takes every argument by position, its constexprs too.
         constexprs = [value for key, value in launch.constants.items() if key.isupper()]
         self.rest = (*launch.scalars, *constexprs)
@@ -153,14 +152,11 @@ class CachedLaunch:
             if direct.launch_to_find(self, tensors):
                 return
         if self.direct is None:
-            extra = () if self.take is None else self.take(tensors[-1].device)
+            workspace = self.launch.workspace
+            extra = workspace.take(tensors[-1].device) if workspace else ()
             self.compiled[self.grid](*tensors, *extra, *self.rest)
-        elif self.take is None:
-            self.direct(*[tensor.data_ptr() for tensor in tensors])
         else:
-            words, tag = self.take(tensors[-1].device)
-            addresses = [tensor.data_ptr() for tensor in tensors]
-            self.direct(*addresses, words.data_ptr(), tag)
+            self.direct(*[tensor.data_ptr() for tensor in tensors])
 
 
 @dataclass(frozen=True)
@@ -173,14 +169,11 @@ class Workspace:
 
     n_words: int
 
-    def taker(self) -> Callable[[torch.device], tuple[torch.Tensor, int]]:
-        """Returns a function of a device: words for one call there, and the call's tag.
-
-        `kernels.lab.words.take` is that function, and says how long the words live.
-        """
+    def take(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        """Returns words for one call on a device, and the call's tag; see `words`."""
         from kernels.lab import words  # only launches with a workspace need it
 
-        return functools.partial(words.take, self.n_words)
+        return words.take(self.n_words, device)
 
 
 def sms_and_threads() -> tuple[int, int]:

@@ -3,8 +3,8 @@
 PyTorch's dispatcher takes a call of a registered operator through autograd, through the
 transforms of `torch.func`, and through whatever traces, before it reaches a kernel. The
 rules here are for operators `f(x, dim, dtype)` that keep x's shape and compute each
-line of values along `dim` by itself. A module that defines one imports this module when
-a rule is first needed: inference on plain tensors of known shapes never needs one.
+line of values along `dim` by itself. A module that defines one imports this module at
+its first call. A call that is like an earlier one needs no rule.
 
 Weighed: `torch.library.custom_op` with `register_autograd`. It loses the tangents of
 forward differentiation without an error, does not work in `torch.func.grad`, and takes
@@ -18,13 +18,41 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 
-from kernels.lab import backend
+from kernels.lab import backend, direct
+from kernels.lab.direct import span
 
 DTYPES = (*backend.DTYPES, torch.float64)
+MOST_LAUNCHES = 4096
+MOST_FORMS = 8  # of the calls of one shape that are repeated
+
+_current_device = getattr(torch._C, "_cuda_getDevice", None)  # where there is CUDA
 
 
 # ---- arguments -----------------------------------------------------------------------
+
+
+_transforms_are_active = torch._C._are_functorch_transforms_active
+_n_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def is_plain(x: object) -> bool:
+    """Whether a kernel may take x by its address; otherwise the operator takes it.
+
+    The operator takes subclasses, tensors without memory, values that differ from those
+    in memory, and all that PyTorch traces, transforms or differentiates forward.
+    """
+    return (
+        not is_dynamo_compiling()
+        and type(x) is torch.Tensor
+        and not _transforms_are_active()
+        and not _n_dispatch_modes()
+        and forward_ad._current_level < 0
+        and _tracing_state() is None
+        and not x.is_neg()
+    )
 
 
 def validate(
@@ -53,8 +81,9 @@ def validate(
             "x must be float32, float16, bfloat16 or float64, got "
             f"{x.dtype}; convert it with x.float()"
         )
-    if x.layout != torch.strided:
-        raise ValueError(f"x must be strided, got {x.layout}; x.to_dense() would do")
+    if x.layout != torch.strided or x.is_nested:
+        layout = "a nested tensor" if x.is_nested else x.layout
+        raise ValueError(f"x must be strided, got {layout}; x.to_dense() would do")
     if x.device.type != backend.DEVICE:
         raise ValueError(
             f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
@@ -186,15 +215,53 @@ def are_apart(out: torch.Tensor, x: torch.Tensor) -> bool:
     """
     if not out.is_contiguous() or not x.numel():
         return False
-    steps = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-    x_end = x.data_ptr() + (steps + 1) * x.element_size()
-    out_end = out.data_ptr() + out.numel() * out.element_size()
+    x_end = x.data_ptr() + span(x)
+    out_end = out.data_ptr() + span(out)
     return out_end <= x.data_ptr() or x_end <= out.data_ptr()
 
 
-# ---- derivatives and batches ---------------------------------------------------------
+# ---- calls ---------------------------------------------------------------------------
 
 RowOperator = Callable[[torch.Tensor, int, torch.dtype | None], torch.Tensor]
+Prepared = Callable[[torch.Tensor, torch.Tensor], None]
+"""Writes the result for tensors (output, x) like those that it was prepared from."""
+
+
+def call(
+    operator: torch._ops.OpOverload,
+    rules: Callable[[], "Rules"],
+    x: torch.Tensor,
+    dim: int,
+    dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Calls a row operator with arguments that nothing is known of.
+
+    Args:
+        operator: the registered operator, for what is traced, transformed or watched.
+        rules: returns the operator's rules. What is traced does not ask for them.
+        x, dim, dtype, out: what the caller passed.
+
+    Returns:
+        out, or a new contiguous tensor.
+
+    Raises:
+        TypeError, ValueError, IndexError, RuntimeError: as `validate`, `validate_out`.
+    """
+    if out is None and type(dim) is int and is_plain(x):
+        there = rules()
+        if x.requires_grad and torch.is_grad_enabled():
+            return there.apply(there.run_and_note, x, dim, dtype)
+        return there.run_and_note(x, dim, dtype)
+    validate(x, dim, dtype)
+    if out is None:
+        return operator(x, dim, dtype)
+    validate_out(out, x, dtype)
+    if not (is_plain(x) and is_plain(out) and are_apart(out, x)):
+        return out.copy_(operator(x, dim, dtype))
+    rules().run_and_note(x, dim, dtype, out)
+    torch.autograd.graph.increment_version(out)
+    return out
 
 
 class Rules:
@@ -203,29 +270,92 @@ class Rules:
     Attributes:
         apply: `apply(f, x, dim, dtype)` is `f(x, dim, dtype)`, and autograd can go back
             through it. Not for transforms of `torch.func`.
+        launches: what was prepared for each shape, strides, dtypes, device, dim and
+            alignment.
+        known: how to repeat the last calls of each shape, by `direct.repeat`.
     """
 
     def __init__(
         self,
         operator: torch._ops.OpOverload,
+        prepare: Callable[[torch.Tensor, torch.Tensor, int], Prepared],
         backward: Callable[..., torch.Tensor],
         reference: RowOperator,
+        known: dict[torch.Size, tuple[Callable[..., Any], ...]],
     ) -> None:
         """Makes the rules.
 
         Args:
             operator: the registered operator.
+            prepare: takes an output, x and dim, whose memory it does not touch.
             backward: takes the gradient for y, y, dim and x's dtype, and returns the
                 gradient for x. It must be differentiable itself where derivatives of
                 gradients are needed.
             reference: PyTorch's own operator for the same values. It takes over where
                 transforms differentiate.
+            known: where to note how calls are repeated; empty at first.
         """
         self.operator = operator
+        self.prepare = prepare
         self.reference = reference
+        self.launches: dict[tuple, Prepared] = {}
+        self.known = known
         # The parent's `apply` is for tensors that no transform wraps, and takes 1 µs
         # less than `Function.apply`, which looks for transforms first.
         self.apply = super(torch.autograd.Function, _differentiable(backward)).apply
+
+    def run(
+        self,
+        x: torch.Tensor,
+        dim: int,
+        dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        *,
+        note: bool = False,
+    ) -> torch.Tensor:
+        """The operator at the level of kernels: on x's memory, where nothing records.
+
+        Args:
+            x, dim, dtype: the operator's arguments.
+            out: where to write, apart from x in memory; None means a new tensor.
+            note: whether the second call of a form notes how to repeat it.
+        """
+        try:
+            address, device = x.data_ptr(), x.get_device()
+            place = address & 15 if out is None else (address & 15, out.data_ptr() & 15)
+            key = (x.shape, x.stride(), x.dtype, device, dim, dtype, place)
+            launch = self.launches.get(key) if address else None
+        except RuntimeError:
+            launch, address = None, 0
+        if launch is None:
+            validate(x, dim, dtype, address)
+        if device >= 0 and device != _current_device():  # a CPU's is -1
+            with torch.cuda.device(device):
+                return self.run(x, dim, dtype, out)
+        y = out
+        if out is None and dtype is None and x.is_contiguous():
+            y = torch.empty_like(x)
+        elif out is None:
+            contiguous = torch.contiguous_format
+            y = torch.empty_like(x, dtype=dtype, memory_format=contiguous)
+        if launch is None:
+            if len(self.launches) >= MOST_LAUNCHES:
+                self.launches.clear()
+                self.known.clear()
+            launch = self.launches[key] = self.prepare(y, x, dim)
+            launch(y, x)
+            return y
+        launch(y, x)
+        if note and (launch_at := getattr(launch, "direct", None)):
+            call = x, dim, dtype, out
+            if again := direct.repeat(launch_at, self.run, call, y, self.apply):
+                earlier = self.known.get(x.shape, ())[: MOST_FORMS - 1]
+                self.known[x.shape] = again, *earlier  # the latest is asked first
+        return y
+
+    def run_and_note(self, *args: Any) -> torch.Tensor:
+        """`run`, for calls that may be repeated: see `direct.repeat`."""
+        return self.run(*args, note=True)
 
     def fake(
         self, x: torch.Tensor, dim: int, dtype: torch.dtype | None = None

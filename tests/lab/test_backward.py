@@ -158,7 +158,7 @@ def test_columns_that_are_not_adjacent_and_float64_are_pytorchs():
 
 def test_more_rows_than_a_kernel_numbers_are_pytorchs(monkeypatch):
     g, y = inputs(5, 8)
-    taken = Backward("five_rows", _refused)
+    taken = Backward("five_rows", _refused, _refused)
     monkeypatch.setattr(backward, "MOST_ROWS", 4)
     assert_near(taken(g, y, 1), g, y)
 

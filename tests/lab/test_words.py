@@ -56,18 +56,14 @@ class FakeCuda:
             self.made.append((size, threading.get_ident()))
             return zeros(size, **how)
 
-        class Driver:
-            active = property(lambda driver: driver)
-            get_current_stream = lambda driver, index: self.handle  # noqa: E731
-
         for module, name, stand_in in (
             (backend, "INTERPRETED", False),
             (torch, "zeros", new_zeros),
             (torch.cuda, "Stream", new_stream),
             (torch.cuda, "stream", lambda stream: stream),
             (torch.cuda, "current_stream", lambda device: self.current),
-            (torch.cuda, "is_current_stream_capturing", lambda: self.capturing),
-            (words.triton.runtime, "driver", Driver()),
+            (words, "_is_capturing", lambda: self.capturing),
+            (words, "_stream_of", lambda index: self.handle),
             (words, "_streams", {}),
         ):
             monkeypatch.setattr(module, name, stand_in)
@@ -325,30 +321,36 @@ def test_graphs_side_by_side(forgotten):
         assert torch.equal(y, right)
 
 
-def from_many_threads(streams: list, x: torch.Tensor) -> list[torch.Tensor]:
-    """50 calls in each thread, all at once, each thread on one of the streams."""
+def wrong_in_many_threads(streams: list, inputs: list[torch.Tensor]) -> list[int]:
+    """Calls all at once, each thread on one of the streams.
+
+    Returns:
+        Of each thread, how many calls had other results than the same call alone.
+    """
     start = threading.Barrier(len(streams))
 
-    def call(stream: torch.cuda.Stream) -> list[torch.Tensor]:
+    def call(stream: torch.cuda.Stream) -> int:
         start.wait()
+        n_wrong = 0
         with torch.cuda.stream(stream):
-            results = [cooperative.softmax(part) for part in parts * 5]
-            stream.synchronize()
-        return results
+            for _ in range(5):
+                results = [cooperative.softmax(x) for x in inputs]
+                pairs = zip(results, right, strict=True)
+                n_wrong += sum(not torch.equal(y, wanted) for y, wanted in pairs)
+        return n_wrong
 
-    parts = [x[:n] for n in (1, 40, 3, 200, 7, 90, 2, 64, 5, 300)]
-    with ThreadPoolExecutor(len(streams)) as threads:
-        done = [y for results in threads.map(call, streams) for y in results]
+    right = [cooperative.softmax(x) for x in inputs]
     torch.cuda.synchronize()
-    return done
+    with ThreadPoolExecutor(len(streams)) as threads:
+        return [*threads.map(call, streams)]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("which", ["one stream", "streams", "external", "per thread"])
 def test_threads(which, forgotten):
+    """The bits may differ between shapes, whose rows are cut into other parts."""
     x = matrix(300, 50_257)
-    right = cooperative.softmax(x)
-    torch.cuda.synchronize()
+    inputs = [x[:n] for n in (1, 40, 3, 200, 7, 90, 2, 64, 5, 300)]
     one = torch.cuda.Stream()
     streams = {
         "one stream": lambda: one,
@@ -356,6 +358,5 @@ def test_threads(which, forgotten):
         "external": lambda: torch.cuda.ExternalStream(torch.cuda.Stream().cuda_stream),
         "per thread": lambda: torch.cuda.ExternalStream(words.PER_THREAD),
     }[which]
-    done = from_many_threads([streams() for _ in range(8)], x)
-    assert len(done) == 400
-    assert all(torch.equal(y, right[: len(y)]) for y in done)
+    wrong = wrong_in_many_threads([streams() for _ in range(8)], inputs)
+    assert wrong == [0] * 8
