@@ -616,7 +616,7 @@ def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20)]
 )
 def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
-    """And that is nearly all that the registers hold, on a GPU of any size."""
+    """And that is about half of what the registers hold, on a GPU of any size."""
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
     lengths = range(2**12, 2**25, 2**12 + 1)
     for n_rows in (1, 10**6):
@@ -624,7 +624,7 @@ def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
         n_resident = found.count(True)
         assert all(found[:n_resident]) and n_resident < len(found)
         longest = lengths[n_resident - 1] * element_size
-        assert 0.55 < longest / (sms * 65536 * 4) < 0.9
+        assert 0.33 < longest / (sms * 65536 * 4) < 0.54
 
 
 @pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
