@@ -224,14 +224,15 @@ def choose_config(
 
 
 def are_resident(n_rows: int, n_cols: int, element_size: int) -> bool:
-    """Whether a row's programs all run at once on the current GPU, and others beside.
+    """Whether the current GPU runs all programs of a row at once, and others beside.
 
-    While a row's programs wait for each other, other rows' programs load. So a row may
-    take at most three fifths of the programs that the GPU runs at once.
+    While a row's programs wait for each other, other programs load. A row that fills
+    the GPU by itself leaves them too little room.
     """
     config = choose_config(n_rows, n_cols, element_size, 1, True)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
-    return 5 * n_parts <= 3 * launch.programs_at_once(config.num_warps, config.maxnreg)
+    fits = n_cols * element_size < FEW_BYTES * launch.n_sms()
+    return fits and n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
