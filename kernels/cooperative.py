@@ -19,7 +19,7 @@ import triton.language as tl
 from kernels.lab import backend, launch
 from kernels.lab.launch import SIZES, Launch, Workspace, constants_of, pointer_to
 from kernels.online import merge_axis
-from kernels.tiled import exp_shifted, load_or_neg_inf, opaque_move, row_shift
+from kernels.tiled import exp_shifted, load_or_neg_inf, row_shift, widen
 from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
@@ -96,7 +96,6 @@ def softmax_kernel(
     BLOCK_PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     EDGES: tl.constexpr,
-    SAME_SHIFT: tl.constexpr,
     PATIENCE: tl.constexpr,
 ):
     """One program computes one part of the softmax of one row.
@@ -114,8 +113,8 @@ def softmax_kernel(
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
         VECTOR: elements that a thread moves at once.
-        EDGES: whether rows start anywhere. Then the first part has the row's head, and
-            the last part its tail. SAME_SHIFT: as in `kernels.unaligned`.
+        EDGES: whether rows start anywhere, in both tensors alike. Then the first part
+            has the row's head, and the last part its tail.
         PATIENCE: how often a program looks for the other parts before it helps.
     """
     LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
@@ -151,7 +150,7 @@ def softmax_kernel(
         if EDGES:
             part_max = tl.maximum(part_max, tl.max(edges.to(tl.float32), axis=0))
         finite = tl.where(part_max == -float("inf"), 0.0, part_max)  # not -inf - -inf
-        part_sum = tl.sum(exp_shifted(opaque_move(x, True), finite), axis=0)
+        part_sum = tl.sum(exp_shifted(widen(x), finite), axis=0)
         if EDGES:
             part_sum += tl.sum(exp_shifted(edges, finite), axis=0)
         publish(max_ptr, seen_max, part_max, tag)
@@ -167,18 +166,14 @@ def softmax_kernel(
         else:
             row_max, row_sum = merge_axis(maxima, sums, 0)
             factor = 1 / row_sum
-            output_row_ptr = output_ptr + row * output_row_stride
             if EDGES:
                 y = exp_shifted(edges, row_max) * factor
-                tl.store(output_row_ptr + edge_cols, y, mask=at_edge)
-                if SAME_SHIFT:
-                    output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + start
-                else:
-                    output_ptrs = output_row_ptr + (head + first)
+                tl.store(output_ptr + input_row + edge_cols, y, mask=at_edge)
+                output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + start
             else:
                 start = row * (output_row_stride // VECTOR * VECTOR) + first
                 output_ptrs = output_ptr + start
-            y = exp_shifted(opaque_move(x, True), row_max) * factor
+            y = exp_shifted(widen(x), row_max) * factor
             tl.store(output_ptrs + cols, y, mask=inside)
             task = -1
 
@@ -191,7 +186,6 @@ class Config:
     block_parts: int
     vector: int
     edges: bool
-    same_shift: bool
     patience: int
     num_warps: int
     maxnreg: int | None = None
@@ -205,7 +199,8 @@ def choose_config(
     While a program waits, only other programs load. So parts are large, and a thread's
     registers are capped, to keep as much of the matrix as possible in each SM. A small
     tensor has small parts instead, so that many SMs get one. A value has element_size
-    bytes. `unaligned.alignment` returns the other arguments.
+    bytes. `unaligned.alignment` returns the other arguments; rows that the output
+    places elsewhere are moved by elements, whose addresses take registers too.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     n_bytes = n_rows * row_bytes
@@ -213,24 +208,31 @@ def choose_config(
     if n_bytes < FEW_BYTES * sms:
         vector = vector if vector * element_size == 16 else 1  # one kernel less
         part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
-        num_warps, maxnreg = part_bytes // 2048, 40
+        num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
+    elif vector == 1 and not same_shift:
+        part_bytes, num_warps, maxnreg = 8192 * element_size, 4, 96
     elif long:
         part_bytes, num_warps, maxnreg = 65536, 4, 168
     else:
         part_bytes, num_warps, maxnreg = 32768, 4, 96
-    edges = vector == 1
+    edges = vector == 1 and same_shift
     vector = 16 // element_size if edges else vector
     block_cols = part_bytes // element_size
     n_parts = launch.power_of_2(count_parts(n_cols, block_cols, vector))
-    shape = block_cols, max(32 * num_warps, n_parts), vector
-    return Config(*shape, edges, same_shift, PATIENCE, num_warps, maxnreg)
+    block_parts = max(32 * num_warps, n_parts)
+    return Config(block_cols, block_parts, vector, edges, PATIENCE, num_warps, maxnreg)
 
 
 def are_resident(n_rows: int, n_cols: int, element_size: int) -> bool:
-    """Whether the current GPU runs all programs of a row at once, as waiting needs."""
+    """Whether the current GPU runs all programs of a row at once, and others beside.
+
+    While a row's programs wait for each other, other programs load. A row that fills
+    the GPU by itself leaves them too little room.
+    """
     config = choose_config(n_rows, n_cols, element_size, 1, True)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
-    return n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)
+    fits = n_cols * element_size < FEW_BYTES * launch.n_sms()
+    return fits and n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:

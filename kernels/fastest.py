@@ -37,7 +37,7 @@ def choose(
     The rule is read off the measurements of this chapter. Up to LONGEST_TILE bytes one
     program takes a whole row; if the matrix is too small to fill this GPU, only up to
     SHARED_ROW bytes. Programs share longer rows, and wait for each other if all of a
-    row's programs run at once. `online` takes what the other kernels do not take.
+    row's programs run at once, beside others. `online` takes what is left.
 
     Args:
         n_rows, n_cols: the shape.
@@ -124,12 +124,13 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
         if (x.dtype, output.dtype) not in ONE_PASS:
             raise RuntimeError("the output's dtype lacks some of x's values")
         shape = (-1, n_cols) if n_inner == 1 else (-1, n_cols, n_inner)
-        matrix = x.view(shape)
+        is_matrix = len(sizes) == 2 and dim == 1
+        matrix = x if is_matrix else x.view(shape)
     except RuntimeError:  # or no strides describe these rows: copy x first
         like_copy = torch.empty(x.shape, dtype=output.dtype, device="meta")
         launch = _prepare(output, like_copy, dim)
         return lambda output, x: launch(output, x.to(output.dtype).contiguous())
-    output = output.view(shape)
+    output = output if is_matrix else output.view(shape)
     if n_inner > 1:
         return online.prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
@@ -141,7 +142,9 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
         columns = online.as_columns(output), online.as_columns(matrix)
         return online.prepare(*columns, CachedLaunch)
     config = None
-    if stem != "cooperative" and n_rows <= n_sms():
+    if stem == "cooperative":
+        config = cooperative.choose_config(n_rows, n_cols, size, vector, same_shift)
+    elif n_rows <= n_sms():
         config = unaligned.config_of_few(n_cols, size, stem == "tiled", same_shift)
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
 

@@ -13,7 +13,7 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +24,8 @@ from kernels.lab import backend, launch
 from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_to
 
 BLOCK_BYTES = 65536  # of a row, at most: 32 warps load 64 bytes in each thread
-FINER = 4  # blocks are that much smaller where programs share rows: several fill an SM
-PROGRAMS_PER_SM = 4  # where programs share rows
-PART_BLOCKS, LONG_PART_BLOCKS = 2, 64  # of a part, at least
+SHARED_VALUES, PROGRAMS_PER_SM = 8192, 8  # of a block, where programs share rows
+LONG_BLOCKS = 256  # of a row: the L2 cache holds next to nothing of so many rows
 BYTES_PER_WARP = 2048
 TILE_BYTES = 4096  # shorter rows share a tile
 LINE_BYTES, VECTOR_BYTES = 128, 16  # of a cache line, and of a thread's widest access
@@ -70,14 +69,23 @@ def row_offset(row, n_inner, outer_stride, inner_stride):
 
 
 @triton.jit
-def load_block(ptrs, row, n_rows, col, n_left, COLS: tl.constexpr, HINT: tl.constexpr):
-    """A block, -inf where rows end. Without a mask by column, accesses are wide."""
-    if n_left >= COLS:
-        x = tl.load(ptrs, row < n_rows, other=-float("inf"), eviction_policy=HINT)
-    else:
-        inside = (row < n_rows) & (col < n_left)
+def load_block(ptrs, inside, col, n_left, WHOLE: tl.constexpr, HINT: tl.constexpr):
+    """A block, -inf where rows end; of WHOLE columns without a mask, so wide."""
+    if n_left >= WHOLE if WHOLE else False:
         x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=HINT)
+    else:
+        mask = inside & (col < n_left)
+        x = tl.load(ptrs, mask, other=-float("inf"), eviction_policy=HINT)
     return x
+
+
+@triton.jit
+def store_block(ptrs, y, inside, col, n_left, WHOLE: tl.constexpr, HINT: tl.constexpr):
+    """Stores a block's columns up to the row's end. WHOLE: as in `load_block`."""
+    if n_left >= WHOLE if WHOLE else False:
+        tl.store(ptrs, y, inside, eviction_policy=HINT)
+    else:
+        tl.store(ptrs, y, inside & (col < n_left), eviction_policy=HINT)
 
 
 @triton.jit(do_not_specialize=["part_blocks"])
@@ -104,8 +112,6 @@ def softmax_kernel(
 ):
     """One program computes the softmax of ROWS rows, however long, or of one part.
 
-    The grid is (tiles of rows, parts of a row).
-
     Args:
         output_ptr, input_ptr: the first elements of tensors (outer, n_cols, n_inner).
         pairs_ptr: (2, n_rows, parts): maxima, then sums. Not used in step 0.
@@ -119,12 +125,12 @@ def softmax_kernel(
             Pair i is that of the columns i, i + ACCUMULATORS, ….
         BACKWARDS: whether the second loop begins with the block that was read last.
         HINTS: whether L2 is told which lines will be read again, and which will not.
-        STEP: 0 for the whole way, where a part is a row; 1 for the parts' pairs alone;
-            2 for the results, from the pairs.
+        STEP: 0 for whole rows in one launch; 1 for the parts' pairs; 2 for the results.
     """
     FIRST: tl.constexpr = "evict_last" if HINTS else ""
     LAST: tl.constexpr = "evict_first" if HINTS else ""
     WIDTH: tl.constexpr = BLOCK_COLS // ACCUMULATORS
+    WHOLE: tl.constexpr = BLOCK_COLS if STEP > 0 else 0
     # The output may have a wider dtype than the input, and has no narrower one.
     DOUBLE: tl.constexpr = output_ptr.dtype.element_ty == tl.float64
     DTYPE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -135,13 +141,15 @@ def softmax_kernel(
     col = turn * ACCUMULATORS + tl.arange(0, ACCUMULATORS)[None, None, :]
     offset = row_offset(row, n_inner, input_outer_stride, input_inner_stride)
     input_ptrs = input_ptr + offset + col * input_col_stride
-    n_parts = tl.num_programs(1)
-    # The parts that the first launch has read last come first in the second.
-    part = n_parts - 1 - tl.program_id(1) if STEP == 2 else tl.program_id(1)
-    max_ptrs = pairs_ptr + rows[:, None] * n_parts
-    sum_ptrs = max_ptrs + n_rows * n_parts
-    begin, n_blocks = part * part_blocks, (n_cols - 1) // BLOCK_COLS + 1
-    n_blocks = tl.minimum(n_blocks - begin, part_blocks)  # of this part
+    begin, end = 0, (n_cols - 1) // BLOCK_COLS + 1  # of this program's blocks
+    if STEP > 0:
+        n_parts, part = tl.num_programs(1), tl.program_id(1)
+        # The parts that the first launch has read last come first in the second.
+        part = n_parts - 1 - part if STEP == 2 else part
+        begin = part * part_blocks
+        end = tl.minimum(begin + part_blocks, end)
+        max_ptrs = pairs_ptr + rows[:, None] * n_parts
+        sum_ptrs = max_ptrs + n_rows * n_parts
 
     row_max = tl.full((ROWS, ACCUMULATORS), -float("inf"), DTYPE)
     row_sum = tl.zeros((ROWS, ACCUMULATORS), DTYPE)
@@ -153,10 +161,10 @@ def softmax_kernel(
             part_sum = tl.load(sum_ptrs + parts, is_pair, other=0.0)
             row_max, row_sum = merge(row_max, row_sum, part_max, part_sum)
     else:
-        for step in range(n_blocks):
-            start = tl.cast(begin + step, tl.int64) * BLOCK_COLS
+        for block in range(begin, end):
+            start = tl.cast(block, tl.int64) * BLOCK_COLS
             ptrs = input_ptrs + start * input_col_stride
-            x = load_block(ptrs, row, n_rows, col, n_cols - start, BLOCK_COLS, FIRST)
+            x = load_block(ptrs, row < n_rows, col, n_cols - start, WHOLE, FIRST)
             block_max, block_sum = max_and_sum(x.to(DTYPE))
             row_max, row_sum = merge(row_max, row_sum, block_max, block_sum)
     row_max, row_sum = merge_axis(row_max, row_sum, 1)
@@ -167,18 +175,14 @@ def softmax_kernel(
         row_max, factor = row_max[:, None, :], (1 / row_sum)[:, None, :]
         offset = row_offset(row, n_inner, output_outer_stride, output_inner_stride)
         output_ptrs = output_ptr + offset + col * output_col_stride
-        for step in range(n_blocks):
-            block = begin + (n_blocks - 1 - step if BACKWARDS else step)
+        for step in range(begin, end):
+            block = begin + end - 1 - step if BACKWARDS else step
             start = tl.cast(block, tl.int64) * BLOCK_COLS
-            n_left = n_cols - start
             ptrs = input_ptrs + start * input_col_stride
-            x = load_block(ptrs, row, n_rows, col, n_left, BLOCK_COLS, LAST)
+            x = load_block(ptrs, row < n_rows, col, n_cols - start, WHOLE, LAST)
             y = exp_shifted_or_zero(x.to(DTYPE), row_max) * factor
             ptrs = output_ptrs + start * output_col_stride
-            if n_left >= BLOCK_COLS:
-                tl.store(ptrs, y, row < n_rows, eviction_policy=LAST)
-            else:
-                tl.store(ptrs, y, (row < n_rows) & (col < n_left), eviction_policy=LAST)
+            store_block(ptrs, y, row < n_rows, col, n_cols - start, WHOLE, LAST)
 
 
 @dataclass(frozen=True)
@@ -191,26 +195,26 @@ class Config:
     num_warps: int
     backwards: bool = True
     hints: bool = True
-    step: int = 0
 
 
 @functools.lru_cache(maxsize=4096)
 def choose_config(
-    n_rows: int, n_cols: int, element_size: int, adjacent: bool = False
+    n_rows: int, n_cols: int, element_size: int, adjacent: bool = False, step: int = 0
 ) -> Config:
     """The configuration for n_rows rows of n_cols values of element_size bytes.
 
     A tile has BLOCK_BYTES, or a whole row if that is shorter. Rows shorter than
     TILE_BYTES share a tile. Tiles are large, so that one or two programs fill an SM.
     The fewer rows are in progress, the more of each row L2 still holds at the second
-    reading. A thread has one pair for each value of a 16-byte access.
+    reading. Where programs share rows, in the kernel's steps 1 and 2, a tile has
+    SHARED_VALUES, half as many in float64. A thread has one pair for each value of a
+    16-byte access.
 
-    Args:
-        adjacent: whether rows, not columns, lie next to each other in memory. A tile
-            then has as many rows as fill a cache line, and half the bytes, because
-            reductions across it take registers.
+    If rows are adjacent in memory, and columns are not, a tile has as many rows as fill
+    a cache line, and half the bytes, because reductions across it take registers.
     """
-    room = BLOCK_BYTES // element_size // (2 if adjacent else 1)
+    tile_bytes = SHARED_VALUES * min(element_size, 4) if step else BLOCK_BYTES
+    room = tile_bytes // element_size // (2 if adjacent else 1)
     rows = LINE_BYTES // element_size if adjacent else 1
     rows = min(rows, triton.next_power_of_2(n_rows))
     block_cols = min(triton.next_power_of_2(n_cols), room // rows)
@@ -226,12 +230,13 @@ def choose_config(
 def choose_parts(n_tiles: int, n_blocks: int) -> int:
     """How many programs share each of n_tiles tiles, whose rows have n_blocks blocks.
 
-    Together they fill the current GPU, several on an SM. Where tiles fill it without
-    that, only much longer rows are shared, of which L2 would hold next to nothing.
+    Together they fill the current GPU, several on an SM. Where tiles occupy most SMs
+    without that, only rows of LONG_BLOCKS are shared.
     """
-    wanted = ceil_div(PROGRAMS_PER_SM * launch.n_sms(), n_tiles)
-    least = PART_BLOCKS if n_tiles < launch.n_sms() else LONG_PART_BLOCKS
-    n_parts = max(1, min(wanted, n_blocks // least))
+    sms = launch.n_sms()
+    if 4 * n_tiles >= 3 * sms and n_blocks < LONG_BLOCKS:
+        return 1
+    n_parts = min(ceil_div(PROGRAMS_PER_SM * sms, n_tiles), max(1, n_blocks // 2))
     return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
 
 
@@ -241,37 +246,35 @@ def as_columns(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((1, *x.t().shape), (0, x.stride(1), row_stride))
 
 
-def config_for(output: torch.Tensor, x: torch.Tensor) -> Config:
-    """`choose_config`'s answer for the tensors of `launch_for`."""
-    sides = [(view.stride(1), view.stride(2)) for view in (x, output)]
-    adjacent = x.shape[2] > 1 and any(c != 1 and inner == 1 for c, inner in sides)
-    n_rows, n_cols = x.shape[0] * x.shape[2], x.shape[1]
-    return choose_config(n_rows, n_cols, x.element_size(), adjacent)
-
-
 def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None, parts: int = 1
+    output: torch.Tensor, x: torch.Tensor, config: Config | None = None, step: int = 0
 ) -> Launch:
     """The launch that writes the softmax of x along its middle dimension to output.
 
     Args:
-        output, x: (outer, n_cols, inner), of one shape, not empty, any strides. float64
-            is computed in float64. They are not checked, and may be on "meta".
-        config: not checked; None lets `choose_config` choose. In steps 1 and 2 the
-            launch takes a third tensor: the pairs, as `prepare` makes it.
-        parts: of each row, at most as many as blocks.
+        output, x: (outer, n_cols, inner), of one shape, not empty, any strides; one
+            tensor, or apart in memory. float64 is computed in float64. They are not
+            checked, and may be on "meta".
+        config: not checked; None lets `choose_config` choose.
+        step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
-    config = config or config_for(output, x)
-    n_rows, n_cols = x.shape[0] * x.shape[2], x.shape[1]
-    part_blocks = ceil_div(ceil_div(n_cols, config.block_cols), parts)
-    sizes = n_rows, n_cols, x.shape[2], part_blocks
-    pairs = [Pointer(torch.promote_types(output.dtype, torch.float32))][: config.step]
-    no_pairs = () if pairs else (0,)  # in their place among the arguments
+    n_rows, n_cols, n_inner = x.shape[0] * x.shape[2], x.shape[1], x.shape[2]
+    sides = [(view.stride(1), view.stride(2)) for view in (x, output)]
+    adjacent = n_inner > 1 and any(c != 1 and inner == 1 for c, inner in sides)
+    if config is None:
+        config = choose_config(n_rows, n_cols, x.element_size(), adjacent, step)
+    n_tiles, n_blocks = (
+        ceil_div(n_rows, config.rows),
+        ceil_div(n_cols, config.block_cols),
+    )
+    n_parts = choose_parts(n_tiles, n_blocks) if step else 1
+    sizes = n_rows, n_cols, n_inner, ceil_div(n_blocks, n_parts)
+    pairs = [Pointer(torch.promote_types(output.dtype, torch.float32))][:step]
     return Launch(
         kernel=softmax_kernel,
-        grid=(ceil_div(n_rows, config.rows), parts),
-        scalars=(*no_pairs, *output.stride(), *x.stride(), *sizes),
-        constants=constants_of(config),
+        grid=(n_tiles, n_parts),
+        scalars=(*([] if step else [0]), *output.stride(), *x.stride(), *sizes),
+        constants=constants_of(config) | {"STEP": step},
         pointers=(pointer_to(output), pointer_to(x), *pairs),
     )
 
@@ -279,30 +282,18 @@ def launch_for(
 def prepare(
     output: torch.Tensor, x: torch.Tensor, keep: Callable[[Launch], Any]
 ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """What computes the softmax of tensors like x, in one launch or in two.
+    """What computes the softmax of tensors like x: one launch, or a function of two.
 
-    Args:
-        output, x: as for `launch_for`.
-        keep: what to make of each launch, such as `CachedLaunch`.
-
-    Returns:
-        A function of output and x. Where programs share rows, its call makes a tensor
-        for the pairs, which the first launch writes, and the second one reads.
+    `keep` makes of a launch what is called. The pairs are new in every call of two.
     """
-    config, n_rows, n_cols = config_for(output, x), x.shape[0] * x.shape[2], x.shape[1]
-    if n_cols <= config.block_cols:
-        return keep(launch_for(output, x, config))
-    size, warps = config.block_cols // FINER, config.num_warps // FINER
-    finer = Config(config.rows, size, max(1, config.accumulators // FINER), warps)
-    n_parts = choose_parts(ceil_div(n_rows, config.rows), ceil_div(n_cols, size))
-    if n_parts == 1:
-        return keep(launch_for(output, x, config))
-    steps = replace(finer, step=1), replace(finer, step=2)
-    launches = [launch_for(output, x, step, n_parts) for step in steps]
-    (find, write), dtype = map(keep, launches), launches[0].pointers[2].dtype
+    find, write = (launch_for(output, x, step=step) for step in (1, 2))
+    form, dtype = (2, find.scalars[6], find.grid[1]), find.pointers[2].dtype
+    if find.grid[1] == 1:
+        return keep(launch_for(output, x))
+    find, write = keep(find), keep(write)
 
     def both(output: torch.Tensor, x: torch.Tensor) -> None:
-        pairs = torch.empty((2, n_rows, n_parts), dtype=dtype, device=x.device)
+        pairs = torch.empty(form, dtype=dtype, device=x.device)
         find(output, x, pairs)
         write(output, x, pairs)
 

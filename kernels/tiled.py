@@ -108,8 +108,7 @@ def softmax_kernel(
         BLOCK_COLS, REST_COLS: the tile's columns, as two powers of two whose sum is at
             least n_cols. REST_COLS is 0 where one block is enough.
         VECTOR: elements that a thread moves at once; it divides every row's start.
-        RECOMPUTE: whether the first block's exponentials are computed twice, too, and
-            its values are not kept as float32 between the passes.
+        RECOMPUTE: whether the first block, too, is converted anew for every pass.
     """
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
@@ -160,13 +159,9 @@ class Config:
 def choose_vector(n_cols: int, element_size: int, *starts: int) -> int:
     """The elements that a thread moves at once: the most that divide every row's start.
 
-    Args:
-        n_cols: the length of a row, in elements.
-        element_size: bytes per element.
-        starts: the strides of rows and the tensors' `row_shift`, in elements.
-
-    Returns the elements of 16 bytes, or half as many, or 2 where rows are shorter than
-    SHORT_BYTES. If none of these divides n_cols and all starts, 1.
+    These are the elements of 16 bytes, or half as many, or 2 where rows are shorter
+    than SHORT_BYTES, if they divide n_cols and all starts: the strides of rows and the
+    tensors' `row_shift`, in elements. Otherwise 1.
     """
     widest = 16 // element_size
     short = [2] if n_cols * element_size < SHORT_BYTES else []

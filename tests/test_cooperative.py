@@ -39,13 +39,12 @@ def config_for(
     """A configuration of parts so narrow for these tensors."""
     n_cols = x.shape[1]
     vector, same_shift = unaligned.alignment(output, x)
-    edges = vector == 1
+    edges = vector == 1 and same_shift
     if edges:
         vector = 16 // x.element_size()
     n_parts = cooperative.count_parts(n_cols, block_cols, vector)
     block_parts = max(32 * num_warps, triton.next_power_of_2(n_parts))
-    shape = block_cols, block_parts, vector
-    return Config(*shape, edges, same_shift, patience, num_warps)
+    return Config(block_cols, block_parts, vector, edges, patience, num_warps)
 
 
 def parts_of(n_cols: int, config: Config) -> int:
@@ -474,7 +473,8 @@ def edges_that_start_late(edge, head, body, n_cols, VECTOR: tl.constexpr):
     ],
 )
 def test_wrong_helpers_are_caught(helper, wrong, few_rows, capsys):
-    fewer = {"dtypes": [torch.float32], "layouts": ["sliced"], "max_cols": 70}
+    layouts = ["contiguous", "sliced"]
+    fewer = {"dtypes": [torch.float32], "layouts": layouts, "max_cols": 70}
     with patched(cooperative, helper, wrong):
         assert not check.softmax(by_partners, **fewer)
     assert "matrix" in capsys.readouterr().out
@@ -616,7 +616,7 @@ def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20)]
 )
 def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
-    """And that is nearly all that the registers hold, on a GPU of any size."""
+    """And that is about half of what the registers hold, on a GPU of any size."""
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
     lengths = range(2**12, 2**25, 2**12 + 1)
     for n_rows in (1, 10**6):
@@ -624,7 +624,7 @@ def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
         n_resident = found.count(True)
         assert all(found[:n_resident]) and n_resident < len(found)
         longest = lengths[n_resident - 1] * element_size
-        assert 0.55 < longest / (sms * 65536 * 4) < 0.9
+        assert 0.33 < longest / (sms * 65536 * 4) < 0.54
 
 
 @pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
@@ -706,6 +706,16 @@ def test_accesses_are_16_bytes_wide_and_little_spills(n_cols, dtype):
     for access in (r"ld\.global\.\S*evict_last\S*", r"st\.global\S*"):
         assert kernel.count(rf"{access}\.v4\.b32") > 0
     assert kernel.spills <= 32
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+@pytest.mark.parametrize("n_rows", [1, 1000])
+def test_rows_that_the_output_places_elsewhere_are_moved_by_elements(n_rows, dtype):
+    x = torch.empty(n_rows, 50_258, dtype=dtype, device="meta")[:, 1:]
+    y = torch.empty(x.shape, dtype=dtype, device="meta")
+    launch = cooperative.launch_for(y, x)
+    assert launch.constants["VECTOR"] == 1 and not launch.constants["EDGES"]
+    assert compile.aot(launch).spills == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

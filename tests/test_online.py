@@ -362,26 +362,23 @@ def test_reads_twice_and_writes_once(shape):
 
 # ---- rows that programs share --------------------------------------------------------
 
-FINER = online.FINER
-COARSE = Config(1, 16 * FINER, 4 * FINER, num_warps=FINER)  # finer, it is NARROW
-
 
 def kept(launch: Launch) -> Launch:
     return launch
 
 
 def sharing(
-    output: torch.Tensor, x: torch.Tensor, n_parts: int, config: Config = COARSE
+    output: torch.Tensor, x: torch.Tensor, n_parts: int, config: Config = NARROW
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """What `prepare` returns where so many programs share a row of narrow blocks."""
     with (
-        patch.object(online, "config_for", lambda *views: config),
+        patch.object(online, "choose_config", lambda *sizes: config),
         patch.object(online, "choose_parts", lambda *sizes: n_parts),
     ):
         return online.prepare(output, x, kept)
 
 
-def in_parts(n_parts: int, config: Config = COARSE) -> Callable:
+def in_parts(n_parts: int, config: Config = NARROW) -> Callable:
     """A softmax of matrices whose rows so many programs share."""
 
     def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -400,7 +397,7 @@ def in_parts(n_parts: int, config: Config = COARSE) -> Callable:
 def test_programs_that_share_rows(dtype, n_parts, rows):
     for n_cols in (65, 100, 176, 500):  # some parts have fewer blocks, or none
         x = matrix(5, n_cols, dtype)
-        softmax = in_parts(n_parts, dataclasses.replace(COARSE, rows=rows))
+        softmax = in_parts(n_parts, dataclasses.replace(NARROW, rows=rows))
         assert_right(softmax(x), x)
         assert_right(softmax(x.t().contiguous().t()), x)
 
@@ -471,7 +468,7 @@ def test_few_long_rows_fill_the_gpu(dtype, sms, monkeypatch):
         assert find.grid == write.grid and find.scalars == write.scalars
         n_programs, n_blocks = math.prod(find.grid), find.scalars[-1]
         filled = online.PROGRAMS_PER_SM * sms
-        assert 0.9 * filled <= n_programs < filled + find.grid[0]
+        assert 0.7 * filled <= n_programs < filled + find.grid[0]
         part = n_blocks * find.constants["BLOCK_COLS"]
         assert (find.grid[1] - 1) * part < shape[1] <= find.grid[1] * part
         pairs = find.pointers[2].dtype
@@ -483,7 +480,8 @@ def test_few_long_rows_fill_the_gpu(dtype, sms, monkeypatch):
     [
         ((1, 4096), 1),  # one block
         ((1, 2**16), 2),
-        ((131, 2**20), 2),
+        ((98, 2**18), 2),
+        ((100, 2**20), 1),
         ((4096, 2**16), 1),  # enough rows
         ((133, 2**18), 1),  # enough, and L2 holds them
         ((160, 8_000_000), 2),  # they would leave SMs idle at the end
@@ -570,12 +568,16 @@ def test_configs_are_powers_of_two_and_fit():
                     assert 1 <= config.accumulators <= config.block_cols < 2 * n_cols
                     tile = config.rows * config.block_cols * element_size
                     assert tile <= online.BLOCK_BYTES
+                    shared = online.choose_config(
+                        n_rows, n_cols, element_size, adjacent, step=1
+                    )
+                    assert shared.rows * shared.block_cols * element_size <= 32768
                     assert config.rows < 2 * n_rows
                     assert 1 <= config.num_warps <= 32
 
 
 @pytest.mark.parametrize("dtype", [*backend.DTYPES, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 100), (2, 30, 50), (1, 50, 300)])
+@pytest.mark.parametrize("shape", [(1, 100, 1), (2, 30, 50), (1, 50, 300)])
 def test_a_launch_needs_no_memory(shape, dtype):
     """Tensors without memory make the launch that real ones make."""
     x = torch.empty(shape, dtype=dtype, device=backend.DEVICE)
@@ -643,7 +645,7 @@ def test_programs_that_share_rows_share_sms(dtype):
     for shape in ((1, 20_000_000), (1, 2**20, 16)):
         for half in launches_of(*shape, dtype=dtype):
             kernel = compile.aot(half)
-            assert occupancy.of(kernel).blocks_per_sm >= 4
+            assert occupancy.of(kernel).blocks_per_sm >= 2
             assert kernel.spills == 0
 
 

@@ -178,7 +178,7 @@ def repeat(
         gradient.
     """
     x, dim, dtype, given = call
-    tensors = (x,) if given is None else (x, y)
+    tensors = (x,) if given is None or given is x else (x, y)
     requires_grad = any(tensor.requires_grad for tensor in tensors)
     try:
         guards, current_device = torch._C._dynamo.guards, torch._C._cuda_getDevice
@@ -223,8 +223,27 @@ def repeat(
             return write(x)
         return None
 
-    if given is None:
-        return again
+    def again_in_place(
+        x: Any, its_dim: Any, its_dtype: Any, out: Any
+    ) -> torch.Tensor | None:
+        if (
+            out is x
+            and its_dim is dim
+            and its_dtype is dtype
+            and is_like(x)
+            and not n_modes()
+            and forward_ad._current_level < 0
+            and current_device() == device
+            and (address := x.data_ptr())
+            and address & 15 == x_place
+        ):
+            launch_at(address, address)
+            torch.autograd.graph.increment_version(x)
+            return x
+        return None
+
+    if given is None or given is x:
+        return again if given is None else again_in_place
     x_size, y_size, y_place = span(x), span(y), y.data_ptr() & 15
 
     def again_into(

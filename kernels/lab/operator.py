@@ -204,17 +204,20 @@ def has_tangent(x: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(x).tangent is not None
 
 
-def are_apart(out: torch.Tensor, x: torch.Tensor) -> bool:
+def can_write(out: torch.Tensor, x: torch.Tensor) -> bool:
     """Whether a kernel can write to out while it reads x.
 
-    Then out is contiguous, and the two have no address in common. Two storages can be
-    one memory (DLPack), so the addresses decide, not the storages.
+    Then out is contiguous, and is x or has no address in common with it. Two storages
+    can be one memory (DLPack), so the addresses decide, not the storages. A kernel may
+    write over x, because a program writes only where it has read for the last time.
 
     Args:
         out, x: tensors with memory.
     """
     if not out.is_contiguous() or not x.numel():
         return False
+    if out is x:
+        return True
     x_end = x.data_ptr() + span(x)
     out_end = out.data_ptr() + span(out)
     return out_end <= x.data_ptr() or x_end <= out.data_ptr()
@@ -257,7 +260,7 @@ def call(
     if out is None:
         return operator(x, dim, dtype)
     validate_out(out, x, dtype)
-    if not (is_plain(x) and is_plain(out) and are_apart(out, x)):
+    if not (is_plain(x) and is_plain(out) and can_write(out, x)):
         return out.copy_(operator(x, dim, dtype))
     rules().run_and_note(x, dim, dtype, out)
     torch.autograd.graph.increment_version(out)
@@ -317,7 +320,7 @@ class Rules:
 
         Args:
             x, dim, dtype: the operator's arguments.
-            out: where to write, apart from x in memory; None means a new tensor.
+            out: where to write, by `can_write`; None means a new tensor.
             note: whether the second call of a form notes how to repeat it.
         """
         try:

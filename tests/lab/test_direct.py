@@ -461,6 +461,18 @@ def test_calls_with_out_are_repeated(calls, offset):
     assert answers == [False, False, True, True]
 
 
+def test_calls_in_place_are_repeated(calls):
+    answers = []
+    for _ in range(4):
+        x = matrix(3, 8)
+        version = x._version
+        answers.append(is_repeated(calls, x, 1, out=x))
+        assert x._version > version
+    assert answers == [False, False, True, True]
+    assert not is_repeated(calls, x, 1, out=x.view(3, 8))
+    assert not is_repeated(calls, x, 1)
+
+
 def test_an_out_that_is_not_apart_is_not_like_one_that_is(calls):
     buffer = matrix(1, 64).view(-1)
     x = buffer[16:40].view(3, 8)

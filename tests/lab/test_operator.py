@@ -29,11 +29,11 @@ VIEWS = (
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float32,) * 2, (torch.int16, torch.float32)])
-def test_tensors_are_apart_if_no_address_is_common(dtypes):
+def test_a_kernel_can_write_where_no_address_is_common(dtypes):
     memory = torch.zeros(40 * 4, dtype=torch.uint8)
     for out_of, x_of in itertools.product(VIEWS, VIEWS):
         out, x = (of(memory.view(t)) for of, t in zip((out_of, x_of), dtypes))  # noqa: B905
-        answer = operator.are_apart(out, x)
+        answer = operator.can_write(out, x)
         if answer:
             assert out.is_contiguous() and not addresses(out) & addresses(x)
         if out.is_contiguous() and max(addresses(out)) < min(addresses(x)):
@@ -42,9 +42,19 @@ def test_tensors_are_apart_if_no_address_is_common(dtypes):
             assert answer
 
 
+def test_a_kernel_can_write_over_its_input():
+    x = torch.zeros(4, 6)
+    assert operator.can_write(x, x)
+    assert not operator.can_write(x[:, 1:], x[:, 1:])  # not contiguous
+    assert not operator.can_write(x.t(), x.t())
+    assert not operator.can_write(x.view(6, 4), x)
+    columns = x.t()
+    assert not operator.can_write(columns, columns)
+
+
 def test_what_is_empty_is_nowhere():
     x = torch.empty(0, 3)
-    assert not operator.are_apart(x, x)
+    assert not operator.can_write(x, x)
 
 
 class Log(TorchDispatchMode):
