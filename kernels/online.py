@@ -3,8 +3,8 @@
 Builds on: `kernels.tiled`.
 Changes: a program sees its rows block after block. It keeps the (max, sum) pair of what
     it has seen, and merges each block's pair into it. Then it reads the rows a second
-    time, last block first, to write the results. Programs share rows too few to fill
-    the GPU, in two launches: one finds each part's pair, one merges and writes.
+    time, last block first, to write the results. `prepare` has programs share rows too
+    few to fill the GPU, in two launches: one finds parts' pairs, one merges and writes.
 Costs: 2MN values read and MN written. Values that the L2 cache still holds at the
     second reading do not come from memory. `three_pass` reads 3MN.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
@@ -68,26 +68,6 @@ def row_offset(row, n_inner, outer_stride, inner_stride):
     return row // n_inner * outer_stride + row % n_inner * inner_stride
 
 
-@triton.jit
-def load_block(ptrs, inside, col, n_left, WHOLE: tl.constexpr, HINT: tl.constexpr):
-    """A block, -inf where rows end; of WHOLE columns without a mask, so wide."""
-    if n_left >= WHOLE if WHOLE else False:
-        x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=HINT)
-    else:
-        mask = inside & (col < n_left)
-        x = tl.load(ptrs, mask, other=-float("inf"), eviction_policy=HINT)
-    return x
-
-
-@triton.jit
-def store_block(ptrs, y, inside, col, n_left, WHOLE: tl.constexpr, HINT: tl.constexpr):
-    """Stores a block's columns up to the row's end. WHOLE: as in `load_block`."""
-    if n_left >= WHOLE if WHOLE else False:
-        tl.store(ptrs, y, inside, eviction_policy=HINT)
-    else:
-        tl.store(ptrs, y, inside & (col < n_left), eviction_policy=HINT)
-
-
 @triton.jit(do_not_specialize=["part_blocks"])
 def softmax_kernel(
     output_ptr,
@@ -130,7 +110,6 @@ def softmax_kernel(
     FIRST: tl.constexpr = "evict_last" if HINTS else ""
     LAST: tl.constexpr = "evict_first" if HINTS else ""
     WIDTH: tl.constexpr = BLOCK_COLS // ACCUMULATORS
-    WHOLE: tl.constexpr = BLOCK_COLS if STEP > 0 else 0
     # The output may have a wider dtype than the input, and has no narrower one.
     DOUBLE: tl.constexpr = output_ptr.dtype.element_ty == tl.float64
     DTYPE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -163,8 +142,9 @@ def softmax_kernel(
     else:
         for block in range(begin, end):
             start = tl.cast(block, tl.int64) * BLOCK_COLS
+            inside = (row < n_rows) & (col < n_cols - start)
             ptrs = input_ptrs + start * input_col_stride
-            x = load_block(ptrs, row < n_rows, col, n_cols - start, WHOLE, FIRST)
+            x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=FIRST)
             block_max, block_sum = max_and_sum(x.to(DTYPE))
             row_max, row_sum = merge(row_max, row_sum, block_max, block_sum)
     row_max, row_sum = merge_axis(row_max, row_sum, 1)
@@ -178,11 +158,12 @@ def softmax_kernel(
         for step in range(begin, end):
             block = begin + end - 1 - step if BACKWARDS else step
             start = tl.cast(block, tl.int64) * BLOCK_COLS
+            inside = (row < n_rows) & (col < n_cols - start)
             ptrs = input_ptrs + start * input_col_stride
-            x = load_block(ptrs, row < n_rows, col, n_cols - start, WHOLE, LAST)
+            x = tl.load(ptrs, inside, other=-float("inf"), eviction_policy=LAST)
             y = exp_shifted_or_zero(x.to(DTYPE), row_max) * factor
             ptrs = output_ptrs + start * output_col_stride
-            store_block(ptrs, y, row < n_rows, col, n_cols - start, WHOLE, LAST)
+            tl.store(ptrs, y, inside, eviction_policy=LAST)
 
 
 @dataclass(frozen=True)
@@ -206,9 +187,9 @@ def choose_config(
     A tile has BLOCK_BYTES, or a whole row if that is shorter. Rows shorter than
     TILE_BYTES share a tile. Tiles are large, so that one or two programs fill an SM.
     The fewer rows are in progress, the more of each row L2 still holds at the second
-    reading. Where programs share rows, in the kernel's steps 1 and 2, a tile has
-    SHARED_VALUES, half as many in float64. A thread has one pair for each value of a
-    16-byte access.
+    reading. (For rows that fit L2 anyway, smaller programs are faster.) Where programs
+    share rows, in the kernel's steps 1 and 2, a tile has SHARED_VALUES, half as many in
+    float64. A thread has one pair for each value of a 16-byte access.
 
     If rows are adjacent in memory, and columns are not, a tile has as many rows as fill
     a cache line, and half the bytes, because reductions across it take registers.
@@ -230,8 +211,9 @@ def choose_config(
 def choose_parts(n_tiles: int, n_blocks: int) -> int:
     """How many programs share each of n_tiles tiles, whose rows have n_blocks blocks.
 
-    Together they fill the current GPU, several on an SM. Where tiles occupy most SMs
-    without that, only rows of LONG_BLOCKS are shared.
+    As many that PROGRAMS_PER_SM programs run on each SM of the current GPU, but a part
+    has at least two blocks. If the tiles alone occupy most SMs, only rows far too long
+    for L2, of LONG_BLOCKS, are shared.
     """
     sms = launch.n_sms()
     if 4 * n_tiles >= 3 * sms and n_blocks < LONG_BLOCKS:
@@ -242,8 +224,7 @@ def choose_parts(n_tiles: int, n_blocks: int) -> int:
 
 def as_columns(x: torch.Tensor) -> torch.Tensor:
     """A matrix as the kernel takes it: (1, n_cols, n_rows), without a copy."""
-    row_stride = x.stride(0) if len(x) > 1 else 0  # the compiler sees: a multiple of 16
-    return x.as_strided((1, *x.t().shape), (0, x.stride(1), row_stride))
+    return x.t()[None]
 
 
 def launch_for(
@@ -263,10 +244,8 @@ def launch_for(
     adjacent = n_inner > 1 and any(c != 1 and inner == 1 for c, inner in sides)
     if config is None:
         config = choose_config(n_rows, n_cols, x.element_size(), adjacent, step)
-    n_tiles, n_blocks = (
-        ceil_div(n_rows, config.rows),
-        ceil_div(n_cols, config.block_cols),
-    )
+    n_tiles = ceil_div(n_rows, config.rows)
+    n_blocks = ceil_div(n_cols, config.block_cols)
     n_parts = choose_parts(n_tiles, n_blocks) if step else 1
     sizes = n_rows, n_cols, n_inner, ceil_div(n_blocks, n_parts)
     pairs = [Pointer(torch.promote_types(output.dtype, torch.float32))][:step]
@@ -282,18 +261,20 @@ def launch_for(
 def prepare(
     output: torch.Tensor, x: torch.Tensor, keep: Callable[[Launch], Any]
 ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """What computes the softmax of tensors like x: one launch, or a function of two.
+    """Returns what computes tensors like these: one launch, or two that share rows.
 
-    `keep` makes of a launch what is called. The pairs are new in every call of two.
+    `keep` makes of a launch what is called, such as a `CachedLaunch`. Two launches
+    exchange pairs in memory that is new in every call.
     """
-    find, write = (launch_for(output, x, step=step) for step in (1, 2))
-    form, dtype = (2, find.scalars[6], find.grid[1]), find.pointers[2].dtype
-    if find.grid[1] == 1:
+    launches = [launch_for(output, x, step=step) for step in (1, 2)]
+    n_parts, dtype = launches[0].grid[1], launches[0].pointers[2].dtype
+    if n_parts == 1:
         return keep(launch_for(output, x))
-    find, write = keep(find), keep(write)
+    shape = 2, x.shape[0] * x.shape[2], n_parts
+    find, write = map(keep, launches)
 
     def both(output: torch.Tensor, x: torch.Tensor) -> None:
-        pairs = torch.empty(form, dtype=dtype, device=x.device)
+        pairs = torch.empty(shape, dtype=dtype, device=x.device)
         find(output, x, pairs)
         write(output, x, pairs)
 

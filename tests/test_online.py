@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from kernels import online
-from kernels.lab import backend, check, compile, gpu, meter, occupancy
+from kernels.lab import backend, cases, check, compile, gpu, meter, occupancy
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import CachedLaunch, Launch
@@ -404,7 +404,7 @@ def test_programs_that_share_rows(dtype, n_parts, rows):
 
 @pytest.mark.parametrize("n_parts", [2, 7])
 def test_parts_are_a_softmax(n_parts, monkeypatch):
-    monkeypatch.setattr(check, "ROWS", (1, 2, 9))
+    monkeypatch.setattr(cases, "ROWS", (1, 2, 9))
     fewer = {"dtypes": [torch.float32], "layouts": ["sliced", "broadcast", "offset"]}
     summary = check.softmax(in_parts(n_parts), max_cols=130, **fewer)
     assert summary, summary
@@ -647,14 +647,6 @@ def test_programs_that_share_rows_share_sms(dtype):
             kernel = compile.aot(half)
             assert occupancy.of(kernel).blocks_per_sm >= 2
             assert kernel.spills == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_blocks_of_a_row_of_any_length_are_16_bytes_wide(dtype):
-    """But for the last block, whose accesses the row's end cuts."""
-    for half in launches_of(1, 20_000_001, dtype=dtype):
-        kernel = compile.aot(half)
-        assert kernel.count(r"ld\.global\S*evict\S*\.v[24]\.b(32|64)") >= 4
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
