@@ -3,7 +3,7 @@
 Builds on: `tiled`, `unaligned` and `cooperative`; one kernel does here what theirs do.
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
     for each row, the sum of their products. In the block of a tile's edges, a column is
-    a row of the tile, so that no thread computes what another thread computes too.
+    a row of the tile, or the compiler would copy the block into every thread.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
     row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
@@ -21,7 +21,7 @@ from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
 from kernels.lab import launch
 from kernels.lab.backward import Backward
 from kernels.lab.launch import Launch, Pointer, Workspace, constants_of, pointer_to
-from kernels.tiled import SHORT_BYTES, opaque_move
+from kernels.tiled import SHORT_BYTES, widen
 from kernels.unaligned import edge_columns, split_row
 
 # Bytes of y. A program holds as many of the gradient.
@@ -39,24 +39,11 @@ LONG_PARTS = 32768, 4, 168  # of float32
 
 @triton.jit
 def load_both(gradient_ptr, y_ptr, offsets, inside):
-    """Loads what is inside of both, 0 elsewhere, and asks L2 to keep the lines."""
+    """Loads both tensors where inside, 0 elsewhere, and asks L2 to keep the lines."""
     kept: tl.constexpr = "evict_last"
     g = tl.load(gradient_ptr + offsets, inside, other=0.0, eviction_policy=kept)
     y = tl.load(y_ptr + offsets, inside, other=0.0, eviction_policy=kept)
     return g, y
-
-
-@triton.jit
-def widen(x):
-    """x as float32, converted anew at every call, so that registers hold 16 bits."""
-    if INTERPRETED or x.dtype != tl.bfloat16:
-        return opaque_move(x, True).to(tl.float32)
-    # A register has two bfloat16, the upper halves of their float32: one is shifted up,
-    # of the other the rest is cleared.
-    code: tl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-    return tl.inline_asm_elementwise(
-        code, "=&r,=r,r", [x], dtype=tl.float32, is_pure=False, pack=2
-    )
 
 
 @triton.jit
@@ -74,7 +61,10 @@ def dot(g, y, AXIS: tl.constexpr):
 
 @triton.jit
 def combine(g, y, row_dot):
-    """y * (g - row_dot), in float32."""
+    """Returns y * (g - row_dot) in float32.
+
+    Between `dot` and `combine`, 16-bit values stay 16-bit.
+    """
     return widen(y) * (widen(g) - row_dot)
 
 

@@ -48,16 +48,6 @@ def load_or_neg_inf(ptrs, inside):
 
 
 @triton.jit
-def opaque_move(x, RECOMPUTE: tl.constexpr):
-    """Returns x unchanged, but hides from the compiler that it is the same x."""
-    if INTERPRETED or not RECOMPUTE or x.dtype.primitive_bitwidth == 32:
-        return x
-    return tl.inline_asm_elementwise(
-        "mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2
-    )
-
-
-@triton.jit
 def widen(x):
     """The float32 values of x, converted anew at every call.
 
@@ -110,10 +100,11 @@ def softmax_kernel(
         VECTOR: elements that a thread moves at once; it divides every row's start.
         RECOMPUTE: whether the first block, too, is converted anew for every pass.
     """
+    # The program's number decides its rows. Shapes: (ROWS, 1) and (1, BLOCK_COLS).
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
-    is_row = rows < n_rows
-    rows = rows.to(tl.int64)
+    is_row = rows < n_rows  # the last tile may lack rows
+    rows = rows.to(tl.int64)  # row × stride may exceed 2^31
     # "// VECTOR * VECTOR" changes no number, but tells the compiler what divides it.
     n_cols = n_cols // VECTOR * VECTOR
     input_ptrs = input_ptr + rows * (input_row_stride // VECTOR * VECTOR)
@@ -133,7 +124,7 @@ def softmax_kernel(
     row_sum = tl.sum(numerator, axis=1)[:, None]
     if REST_COLS:
         row_sum += block_sum(rest, row_max)
-    factor = 1 / row_sum
+    factor = 1 / row_sum  # one division a row, then one product a value
     output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
     if RECOMPUTE:
         numerator = exp_shifted(widen(x), row_max)
@@ -159,16 +150,12 @@ class Config:
 def choose_vector(n_cols: int, element_size: int, *starts: int) -> int:
     """The elements that a thread moves at once: the most that divide every row's start.
 
-    These are the elements of 16 bytes, or half as many, or 2 where rows are shorter
-    than SHORT_BYTES, if they divide n_cols and all starts: the strides of rows and the
-    tensors' `row_shift`, in elements. Otherwise 1.
+    A thread moves 16 bytes, or 8, or 2 elements of rows shorter than SHORT_BYTES, or 1.
+    `starts` are the strides of rows and the tensors' `row_shift`, in elements.
     """
-    widest = 16 // element_size
-    short = [2] if n_cols * element_size < SHORT_BYTES else []
-    for vector in (widest, widest // 2, *short):
-        if all(n % vector == 0 for n in (n_cols, *starts)):
-            return vector
-    return 1
+    short = 2 if n_cols * element_size < SHORT_BYTES else 1
+    vectors = 16 // element_size, 8 // element_size, short, 1
+    return next(n for n in vectors if math.gcd(n_cols, *starts) % n == 0)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -183,10 +170,9 @@ def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
     fitting = math.log2(TILE_BYTES / (n_cols * element_size))
     widest = vector * element_size == 16
     rows = max(1, 2 ** (round(fitting) if widest else math.ceil(fitting)))
-    tile_bytes = rows * (block_cols + rest_cols) * element_size
-    warps = tile_bytes / BYTES_PER_WARP
+    warps = rows * (block_cols + rest_cols) * element_size / BYTES_PER_WARP
     num_warps = max(1, 2 ** int(math.log2(min(warps, 8 if warps < 32 else 16))))
-    recompute = tile_bytes > BYTES_PER_WARP and element_size < 4
+    recompute = warps > 1 and element_size < 4
     return Config(rows, block_cols, rest_cols, vector, recompute, num_warps)
 
 
