@@ -26,7 +26,7 @@ MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 MANY_BYTES = 2**27 // 132  # of a tensor, for each SM: more than twice what it holds
 LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
-PATIENCE = 50  # looks for the other parts' words; a look takes about 1 µs
+PATIENCE = 50  # looks for others' words before a program helps, of about 1 µs each
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
 
@@ -57,7 +57,7 @@ def publish(word_ptr, seen, value, tag):
 
 @triton.jit
 def look(words_ptr, tag, n_parts, BLOCK_PARTS):
-    """Reads a row's words: maxima, sums, which parts are missing, and how many."""
+    """Reads a row's words: maxima, sums, which parts are missing, and how many are."""
     parts = tl.arange(0, BLOCK_PARTS)
     is_part = parts < n_parts
     # Volatile loads read the words from memory each time, not from a register or L1.
@@ -73,7 +73,8 @@ def look(words_ptr, tag, n_parts, BLOCK_PARTS):
 @triton.jit
 def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
     """The program whose part comes next: a missing one, or `own` if none is missing."""
-    # Programs choose at once, and not alike: of n, each takes every n-th from its own.
+    # All programs of a row choose at the same moment. If n pairs are there, each takes
+    # every n-th part, counted from its own, so that they choose different parts.
     part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
     n_there = tl.maximum(n_parts - n_missing, 1)
     distance = (parts - part + n_parts * n_there) % n_there
@@ -223,13 +224,15 @@ def choose_config(
     return Config(block_cols, block_parts, vector, edges, PATIENCE, num_warps, maxnreg)
 
 
-def are_resident(n_rows: int, n_cols: int, element_size: int) -> bool:
+def are_resident(
+    n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
+) -> bool:
     """Whether the current GPU runs all programs of a row at once, and others beside.
 
     While a row's programs wait for each other, other programs load. A row that fills
-    the GPU by itself leaves them too little room.
+    the GPU by itself leaves them too little room. Args: as for `choose_config`.
     """
-    config = choose_config(n_rows, n_cols, element_size, 1, True)
+    config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
     fits = n_cols * element_size < FEW_BYTES * launch.n_sms()
     return fits and n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)

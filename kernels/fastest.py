@@ -12,6 +12,7 @@ import functools
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,37 +31,50 @@ ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperativ
 
 
 def choose(
-    n_rows: int, n_cols: int, dtype: torch.dtype, aligned: bool | None = None
+    n_rows: int,
+    n_cols: int,
+    dtype: torch.dtype,
+    vector: int | None = None,
+    same_shift: bool = True,
 ) -> str:
-    """The chapter whose kernel takes a matrix with adjacent columns.
+    """Returns the name of the chapter whose kernel takes a matrix of adjacent columns.
 
-    The rule is read off the measurements of this chapter. Up to LONGEST_TILE bytes one
-    program takes a whole row; if the matrix is too small to fill this GPU, only up to
-    SHARED_ROW bytes. Programs share longer rows, and wait for each other if all of a
-    row's programs run at once, beside others. `online` takes what is left.
+    A program takes a whole row of up to LONGEST_TILE bytes, or of up to SHARED_ROW
+    bytes if the matrix is too small to fill the GPU. Several programs share a longer
+    row if all of them run at once, beside others. `online` takes what no other kernel
+    takes. The two lengths were read off the benchmark.
 
     Args:
         n_rows, n_cols: the shape.
         dtype: one of DTYPES.
-        aligned: whether wide accesses fit the rows, by `is_wide`; None stands for the
-            rows of a contiguous matrix.
+        vector, same_shift: what `unaligned.alignment` returns; without them, that of a
+            contiguous matrix.
     """
-    row_bytes = n_cols * dtype.itemsize
+    element_size = dtype.itemsize
+    row_bytes = n_cols * element_size
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
         return "online"
+    if vector is None:
+        vector = tiled.choose_vector(n_cols, element_size, n_cols)
     few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
     if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
-        if aligned is None:
-            vector = tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
-            aligned = is_wide(vector, n_rows, dtype.itemsize)
-        return "tiled" if aligned else "unaligned"
-    waiting_ends = cooperative.are_resident(n_rows, n_cols, dtype.itemsize)
-    return "cooperative" if waiting_ends else "online"
+        wide = is_wide(vector, n_rows, n_cols, element_size)
+        return "tiled" if wide else "unaligned"
+    form = n_rows, n_cols, element_size, vector, same_shift
+    return "cooperative" if cooperative.are_resident(*form) else "online"
 
 
-def is_wide(vector: int, n_rows: int, element_size: int) -> bool:
-    """Whether accesses of `vector` elements are wide: 16 bytes, or 8 for many rows."""
-    return vector > 1 and (n_rows > n_sms() or vector * element_size == 16)
+def is_wide(vector: int, n_rows: int, n_cols: int, element_size: int) -> bool:
+    """Whether accesses of `vector` elements are wide: 16 bytes, or fewer for many rows.
+
+    8 bytes are not wide for 16-bit rows shorter than `tiled.SHORT_BYTES`: `unaligned`
+    reads these rows faster.
+    """
+    if vector * element_size == 16:
+        return True
+    if (vector, element_size) == (4, 2) and 2 * n_cols < tiled.SHORT_BYTES:
+        return False
+    return vector > 1 and n_rows > n_sms()
 
 
 def softmax(
@@ -137,7 +151,7 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
     double = output.dtype == torch.float64
     dtype = output.dtype if double else x.dtype
     n_rows, size = matrix.shape[0], x.element_size()
-    stem = choose(n_rows, n_cols, dtype, is_wide(vector, n_rows, size))
+    stem = choose(n_rows, n_cols, dtype, vector, same_shift)
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
         return online.prepare(*columns, CachedLaunch)
@@ -145,8 +159,29 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
     if stem == "cooperative":
         config = cooperative.choose_config(n_rows, n_cols, size, vector, same_shift)
     elif n_rows <= n_sms():
-        config = unaligned.config_of_few(n_cols, size, stem == "tiled", same_shift)
+        config = _config_of_few(n_cols, size, stem == "tiled", same_shift)
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
+
+
+@functools.lru_cache(maxsize=4096)
+def _config_of_few(
+    n_cols: int, element_size: int, aligned: bool, same_shift: bool
+) -> tiled.Config:
+    """The configuration where the GPU has an SM for each row.
+
+    Lengths up to a power of two take about as long as each other, and share a kernel,
+    that of `tiled` if aligned. Blocks of 32 KiB are split as there.
+    """
+    vector = 16 // element_size if aligned or same_shift else 1
+    body = n_cols // vector * vector
+    size = max(1 << (body - 1).bit_length(), 512 // element_size)
+    if body <= size * 5 // 8 and size * element_size == 32768:
+        size = size * 5 // 8
+    config = tiled.choose_config(size, element_size, vector)
+    if same_shift and not aligned:
+        config = unaligned.choose_config(size, element_size)
+    num_warps = max(1, config.num_warps // config.rows)
+    return replace(config, rows=1, num_warps=num_warps)
 
 
 def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

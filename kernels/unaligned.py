@@ -11,7 +11,7 @@ Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device mem
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -21,6 +21,8 @@ from kernels import tiled
 from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, exp_shifted, load_or_neg_inf, widen
+
+MAX_COLS, MAX_ROWS = tiled.MAX_COLS, tiled.MAX_ROWS
 
 
 @triton.jit
@@ -32,7 +34,10 @@ def split_row(row_start, n_cols, VECTOR: tl.constexpr):
 
 @triton.jit
 def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    """The columns of a row's head, VECTOR edges, and tail, as many; and which exist."""
+    """The columns of a row's head, VECTOR edges, and tail, as many; and which exist.
+
+    An edge from 2 * VECTOR on is no column.
+    """
     is_head = edge < VECTOR
     cols = tl.where(is_head, edge, head + body + edge - VECTOR)
     return cols, cols < tl.where(is_head, head, n_cols)
@@ -68,13 +73,13 @@ def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
 
 @triton.jit
 def own_max(x):
-    """The maximum of what each thread holds of each row."""
+    """The maximum of each thread's elements (dimension 3) and turns (0) of each row."""
     return tl.max(tl.max(x.to(tl.float32), 3, keep_dims=True), 0, keep_dims=True)
 
 
 @triton.jit
 def own_sum(x):
-    """The sum of what each thread holds of each row."""
+    """The sum of each thread's elements and turns of each row, as in `own_max`."""
     return tl.sum(tl.sum(x, 3, keep_dims=True), 0, keep_dims=True)
 
 
@@ -188,27 +193,6 @@ def choose_config(n_cols: int, element_size: int) -> Config:
     return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
 
 
-@functools.lru_cache(maxsize=4096)
-def config_of_few(
-    n_cols: int, element_size: int, aligned: bool, same_shift: bool
-) -> tiled.Config:
-    """The configuration where the GPU has an SM for each row.
-
-    Lengths up to a power of two take about as long as each other, and share a kernel,
-    that of `tiled` if aligned. Blocks of 32 KiB are split as there.
-    """
-    vector = 16 // element_size if aligned or same_shift else 1
-    body = n_cols // vector * vector
-    size = max(1 << (body - 1).bit_length(), 512 // element_size)
-    if body <= size * 5 // 8 and size * element_size == 32768:
-        size = size * 5 // 8
-    config = tiled.choose_config(size, element_size, vector)
-    if same_shift and not aligned:
-        config = choose_config(size, element_size)
-    num_warps = max(1, config.num_warps // config.rows)
-    return replace(config, rows=1, num_warps=num_warps)
-
-
 def launch_for(
     output: torch.Tensor, x: torch.Tensor, config: tiled.Config | None = None
 ) -> Launch:
@@ -239,7 +223,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
     Args, returns, raises: as `kernels.tiled.softmax`.
     """
-    backend.validate(x, max_rows=tiled.MAX_ROWS, max_cols=tiled.MAX_COLS)
+    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         x = x if x.stride(1) == 1 else x.contiguous()

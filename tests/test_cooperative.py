@@ -606,7 +606,8 @@ def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
         launch = cooperative.launch_for(x, x)
         found = occupancy.of(compile.aot(launch, gpu=small_gpu))
         resident = launch.scalars[-1] <= found.blocks_per_sm * small_gpu.sms
-        answers.append(cooperative.are_resident(n_rows, n_cols, dtype.itemsize))
+        form = n_rows, n_cols, dtype.itemsize, *unaligned.alignment(x, x)
+        answers.append(cooperative.are_resident(*form))
         assert answers[-1] <= resident, (n_rows, n_cols, str(found))
     assert any(answers) and not all(answers)
 
@@ -620,7 +621,8 @@ def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
     lengths = range(2**12, 2**25, 2**12 + 1)
     for n_rows in (1, 10**6):
-        found = [cooperative.are_resident(n_rows, n, element_size) for n in lengths]
+        forms = ((n_rows, n, element_size, 1, True) for n in lengths)
+        found = [cooperative.are_resident(*form) for form in forms]
         n_resident = found.count(True)
         assert all(found[:n_resident]) and n_resident < len(found)
         longest = lengths[n_resident - 1] * element_size

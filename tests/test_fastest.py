@@ -883,8 +883,42 @@ def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
         aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
         stem = fastest.choose(MANY, n_cols, dtype)
         assert stem == ("tiled" if aligned else "unaligned")
-        assert fastest.choose(MANY, n_cols, dtype, aligned=True) == "tiled"
-        assert fastest.choose(MANY, n_cols, dtype, aligned=False) == "unaligned"
+        widest = 16 // dtype.itemsize
+        assert fastest.choose(MANY, n_cols, dtype, widest) == "tiled"
+        assert fastest.choose(MANY, n_cols, dtype, 1) == "unaligned"
+
+
+@pytest.mark.parametrize(
+    ("n_cols", "dtype", "stem"),
+    [
+        (66, torch.bfloat16, "tiled"),  # 4 bytes
+        (100, torch.bfloat16, "unaligned"),  # 8 bytes, and an edge is a small part
+        (100, torch.float16, "unaligned"),
+        (104, torch.bfloat16, "tiled"),  # 16 bytes
+        (188, torch.bfloat16, "unaligned"),
+        (196, torch.bfloat16, "tiled"),
+        (66, torch.float32, "tiled"),
+    ],
+)
+def test_short_rows_of_narrow_accesses(n_cols, dtype, stem):
+    assert fastest.choose(MANY, n_cols, dtype) == stem
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_rows_that_the_output_places_elsewhere_take_more_programs(dtype):
+    """So the GPU holds less of them."""
+    lengths = range(2**15, 2**24, 2**15 + 1)
+    alike, elsewhere = (
+        [fastest.choose(1, n, dtype, 1, same) for n in lengths].count("cooperative")
+        for same in (True, False)
+    )
+    assert 0 < elsewhere < 0.75 * alike
+
+
+def test_few_rows_share_a_kernel_between_lengths():
+    alone = fastest._config_of_few(257, 2, aligned=False, same_shift=True)
+    assert (alone.rows, alone.num_warps) == (1, 1)
+    assert alone == fastest._config_of_few(200, 2, aligned=False, same_shift=True)
 
 
 def test_no_kernel_is_asked_for_more_than_it_takes():
@@ -1141,8 +1175,7 @@ def test_bad_input_is_named_after_a_good_call():
 def test_registers_do_not_spill(n_rows, n_cols, dtype):
     """But Triton 3.9 spills up to 24 where their number is capped."""
     x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
-    vector, _ = unaligned.alignment(x, x)
-    stem = fastest.choose(n_rows, n_cols, dtype, aligned=vector > 1)
+    stem = fastest.choose(n_rows, n_cols, dtype, *unaligned.alignment(x, x))
     kernel = compile.aot(STEMS[stem].launch_for(x, x), gpu="H200")
     capped = stem == "cooperative" and not OLDER_TRITON
     assert kernel.spills <= (96 if capped else 0)

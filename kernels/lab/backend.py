@@ -98,10 +98,8 @@ def require_interpreter() -> None:
         RuntimeError: Triton is older than 3.7 and NumPy is 2.4 or newer. The
             interpreter of Triton 3.6 cannot take a loop's bound from such a NumPy.
     """
-    of_triton, of_numpy = (
-        [int(part) for part in package.__version__.split(".")[:2]]
-        for package in (triton, numpy)
-    )
+    versions = [package.__version__.split(".") for package in (triton, numpy)]
+    of_triton, of_numpy = ([int(part) for part in parts[:2]] for parts in versions)
     if of_triton < [3, 7] and of_numpy >= [2, 4]:
         raise RuntimeError(
             f"the interpreter of triton {triton.__version__} does not work with NumPy "

@@ -6,10 +6,7 @@ occupancy (`occupancy.of(launch)`), and keep it for the next call on tensors of 
 form (`CachedLaunch`).
 
 A `Launch` holds no tensors. So it can be made from tensors on the "meta" device, which
-have a shape, strides and a dtype, but no memory. That is how the course compiles and
-explains launches on matrices that would not fit this machine.
-
-Weighed: Triton's `preload` and its ahead-of-time tools (from a signature by hand).
+have no memory. That is how the course explains launches on matrices of any size.
 """
 
 import functools
@@ -24,9 +21,7 @@ from kernels.lab import backend
 
 @dataclass(frozen=True)
 class Pointer:
-    """What the compiler sees of a tensor, and nothing else of it.
-
-    Triton takes it in a tensor's place wherever a kernel is compiled and not run.
+    """What the compiler sees of a tensor: it takes this where no kernel is run.
 
     Attributes:
         dtype: the dtype of the elements.
@@ -127,12 +122,10 @@ class Launch:
 class CachedLaunch:
     """A launch that looks its compiled kernel up once.
 
-    Triton inspects every argument of every call to find the compiled kernel. But two
-    calls of one `Launch` differ only in the tensors' addresses and in the tag, neither
-    of which decides what Triton compiles. So the kernel that the first call finds
-    serves all later calls, by `kernels.lab.direct` where it can, and the first calls of
-    other launches that need the same kernel. In the interpreter there is no compiled
-    kernel, and every call goes through Triton.
+    Triton inspects every argument of every call to find the compiled kernel. But the
+    calls of one `Launch` differ only in addresses and in the tag, which do not decide
+    what Triton compiles. So the kernel that the first call finds serves later calls, by
+    `kernels.lab.direct` where it can. The interpreter has none: calls go through Triton.
     """
 
     def __init__(self, launch: Launch) -> None:
