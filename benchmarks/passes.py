@@ -351,7 +351,8 @@ def readings(counted: pd.DataFrame) -> pd.DataFrame:
     room = room_in_l2(gpu.of(counted["gpu"].iloc[0]))
     columns = {"model": [2 - min(1, room / n) for n in table.index]}
     for provider, name in COUNTED.items():
-        columns[name] = table[provider].tolist()
+        if provider in table:  # an older record lacks the controls
+            columns[name] = table[provider].tolist()
     return pd.DataFrame(columns, index=table.index)
 
 
@@ -421,6 +422,10 @@ def in_parts(
         dtype = torch.promote_types(x.dtype, torch.float32)
         pairs = torch.empty((2, len(x), n_parts), dtype=dtype, device=x.device)
         for step in (1, 2):
-            changed = dataclasses.replace(config, step=step)
-            online.launch_for(*columns, changed, n_parts)(*columns, pairs)
+            launch = online.launch_for(*columns, config, step)
+            grid, scalars = launch.grid[0], launch.scalars[:-1]
+            launch = dataclasses.replace(
+                launch, grid=(grid, n_parts), scalars=(*scalars, part_blocks)
+            )
+            launch(*columns, pairs)
     return output

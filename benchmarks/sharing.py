@@ -3,7 +3,7 @@
 from benchmarks import sharing
 sharing.judge(my_write_kernel)
 show.diff(sharing.waiting_kernel, sharing.helping_kernel, indentation=False)
-sharing.readings(), sharing.same_bits(x)
+sharing.readings(), sharing.pairs_by(row)
 providers = {"cooperative.patience50": sharing.patient(50)}
 
 The kernels of this module take contiguous float32 matrices.

@@ -123,6 +123,11 @@ def test_excerpts_of_the_kernel():
     kernel = online.softmax_kernel
     text = passes.excerpt(kernel, "if STEP == 1", "else:").text
     assert text.startswith("if STEP == 1:\n    tl.store(") and "else" not in text
+    text = passes.excerpt(kernel, "if STEP == 2", "else:").text
+    assert "part_max = tl.load(" in text and "else" not in text
+    first, after = "for block in range(begin, end)", "row_max, row_sum = merge_axis"
+    text = passes.excerpt(kernel, first, after).text
+    assert "tl.load(" in text and "max_and_sum(" in text and "tl.store(" not in text
     with pytest.raises(ValueError, match="from 'if STEP == 9' to 'else'"):
         passes.excerpt(kernel, "if STEP == 9", "else")
 
@@ -144,6 +149,8 @@ def test_the_models_beside_the_counters():
     measured = [
         {"provider": "online", "n_cols": n, "share_of_copy": 0.7} for n in (1000, 4096)
     ]
+    older = passes.readings(counted[counted["provider"] != "online.silent"])
+    assert list(older) == list(table)[:-1]
     shares = passes.shares(counted, pd.DataFrame(measured))
     assert shares["measured"].tolist() == [0.7, 0.7]
     assert shares["by the bytes counted"].iloc[0] == 0.8
