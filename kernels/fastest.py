@@ -58,8 +58,8 @@ def choose(
         vector = tiled.choose_vector(n_cols, element_size, n_cols)
     few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
     if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
-        wide = is_wide(vector, n_rows, n_cols, element_size)
-        return "tiled" if wide else "unaligned"
+        fits = is_wide(vector, n_rows, n_cols, element_size)
+        return "tiled" if fits else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
 
@@ -148,8 +148,7 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
     if n_inner > 1:
         return online.prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
-    double = output.dtype == torch.float64
-    dtype = output.dtype if double else x.dtype
+    dtype = output.dtype if output.dtype == torch.float64 else x.dtype
     n_rows, size = matrix.shape[0], x.element_size()
     stem = choose(n_rows, n_cols, dtype, vector, same_shift)
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
@@ -180,8 +179,7 @@ def _config_of_few(
     config = tiled.choose_config(size, element_size, vector)
     if same_shift and not aligned:
         config = unaligned.choose_config(size, element_size)
-    num_warps = max(1, config.num_warps // config.rows)
-    return replace(config, rows=1, num_warps=num_warps)
+    return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))
 
 
 def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -200,10 +198,8 @@ def _rules():
 
 # `torch.compile`, `torch.func` and subclasses of tensors see `softmax` as one operator.
 _library = torch.library.Library("kernels", "FRAGMENT")
-_tags = (torch.Tag.pt2_compliant_tag,)
-_library.define(
-    "softmax(Tensor x, int dim, ScalarType? dtype=None) -> Tensor", tags=_tags
-)
+_schema = "softmax(Tensor x, int dim, ScalarType? dtype=None) -> Tensor"
+_library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("softmax", lambda *a: _rules().run(*a), "CPU")
 _library.impl("softmax", lambda *a: _rules().run(*a), "CUDA")
 _library.impl("softmax", lambda *a: _rules().fake(*a), "Meta")

@@ -201,8 +201,7 @@ def choose_config(
     block_cols = min(triton.next_power_of_2(n_cols), room // rows)
     fitting = TILE_BYTES // element_size // block_cols
     rows = max(rows, min(fitting, triton.next_power_of_2(n_rows)))
-    num_warps = rows * block_cols * element_size // BYTES_PER_WARP
-    num_warps = min(max(num_warps, 1), 32)
+    num_warps = min(max(rows * block_cols * element_size // BYTES_PER_WARP, 1), 32)
     values = 32 * num_warps * VECTOR_BYTES // element_size
     accumulators = min(block_cols, max(1, values // rows))
     return Config(rows, block_cols, accumulators, num_warps)

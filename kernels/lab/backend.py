@@ -95,8 +95,7 @@ def require_interpreter() -> None:
     """Checks that Triton's interpreter works with the NumPy that is installed.
 
     Raises:
-        RuntimeError: Triton is older than 3.7 and NumPy is 2.4 or newer. The
-            interpreter of Triton 3.6 cannot take a loop's bound from such a NumPy.
+        RuntimeError: Triton 3.6 cannot take a loop's bound from NumPy 2.4 or newer.
     """
     versions = [package.__version__.split(".") for package in (triton, numpy)]
     of_triton, of_numpy = ([int(part) for part in parts[:2]] for parts in versions)

@@ -21,15 +21,10 @@ from kernels.lab import backend
 
 @dataclass(frozen=True)
 class Pointer:
-    """What the compiler sees of a tensor: it takes this where no kernel is run.
-
-    Attributes:
-        dtype: the dtype of the elements.
-        aligned: whether the first element's address is a multiple of 16 bytes.
-    """
+    """What the compiler sees of a tensor: it takes this where no kernel is run."""
 
     dtype: torch.dtype
-    aligned: bool = True
+    aligned: bool = True  # whether the address is a multiple of 16 bytes
 
     def data_ptr(self) -> int:
         """An address with the tensor's alignment, which is all that Triton looks at."""
@@ -52,14 +47,10 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 def constants_of(config: Any) -> dict[str, Any]:
     """Returns the fields of a chapter's Config as the constants of a launch.
 
-    Args:
-        config: a dataclass. Its fields are the kernel's constexprs, in the kernel's
-            order and in lower case, and any of OPTIONS.
+    The fields are the kernel's constexprs, in its order and in lower case, and OPTIONS.
     """
-    return {
-        name if name in OPTIONS else name.upper(): value
-        for name, value in vars(config).items()
-    }
+    names = (name if name in OPTIONS else name.upper() for name in vars(config))
+    return dict(zip(names, vars(config).values(), strict=True))
 
 
 def ceil_div(n: int, step: int) -> int:
@@ -100,14 +91,10 @@ class Launch:
     workspace: "Workspace | None" = None
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        """Launches the kernel on these tensors.
+        """Launches the kernel on tensors like those that the launch was made from.
 
-        Args:
-            tensors: tensors of the shape, strides, dtype and alignment of those that
-                the launch was made from. Nothing checks this.
-
-        Returns:
-            Triton's compiled kernel; None in the interpreter.
+        They must have the same shape, strides, dtype and alignment; nothing checks it.
+        Returns Triton's compiled kernel; None in the interpreter.
         """
         extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
         return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
@@ -125,7 +112,7 @@ class CachedLaunch:
     Triton inspects every argument of every call to find the compiled kernel. But the
     calls of one `Launch` differ only in addresses and in the tag, which do not decide
     what Triton compiles. So the kernel that the first call finds serves later calls, by
-    `kernels.lab.direct` where it can. The interpreter has none: calls go through Triton.
+    `kernels.lab.direct` where it can. The interpreter has none, and Triton is called.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -154,13 +141,9 @@ class CachedLaunch:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Memory in which the programs of one call exchange values.
+    """Memory in which the programs of one call exchange values."""
 
-    Attributes:
-        n_words: how many 64-bit words a call needs.
-    """
-
-    n_words: int
+    n_words: int  # of 64 bits
 
     def take(self, device: torch.device) -> tuple[torch.Tensor, int]:
         """Returns words for one call on a device, and the call's tag; see `words`."""
@@ -188,11 +171,6 @@ def n_sms() -> int:
 
 
 def programs_at_once(num_warps: int, maxnreg: int) -> int:
-    """How many programs the current GPU runs at once, by their threads and registers.
-
-    Args:
-        num_warps: of a program.
-        maxnreg: registers of a thread, at most. An SM has 65536.
-    """
+    """How many programs of these warps and registers a thread the GPU runs at once."""
     sms, threads = sms_and_threads()
-    return sms * (min(threads, 65536 // maxnreg) // (32 * num_warps))
+    return sms * (min(threads, 65536 // maxnreg) // (32 * num_warps))  # 65536 an SM
