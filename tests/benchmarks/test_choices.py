@@ -32,15 +32,12 @@ def test_all_kernels_but_those_of_one_program_take_every_matrix(monkeypatch):
 
 
 @pytest.mark.parametrize("case", choices.CASES)
-def test_what_is_aligned_is_what_the_kernels_ask(case):
-    """On the "meta" device: (n_rows, n_cols) with the strides of the matrix."""
-    apart = 3 * (case.input == "apart")
-    wide = torch.empty(3, case.n_cols + apart, dtype=case.dtype, device="meta")
-    y = torch.empty(3, case.n_cols, dtype=case.dtype, device="meta")
-    vector, _ = unaligned.alignment(y, wide[:, : case.n_cols])
-    dtype = str(case.dtype).removeprefix("torch.")
-    aligned = choices.is_aligned(dtype, case.n_cols, case.input)
-    assert aligned == (vector * case.dtype.itemsize == 16)
+def test_a_rule_is_told_of_the_matrix_that_is_timed(case):
+    x = torch.empty(3, case.n_cols + 3 * (case.input == "apart"), dtype=case.dtype)
+    x, y = x[:, : case.n_cols], torch.empty(3, case.n_cols, dtype=case.dtype)
+    told = choices.alignment(case.n_cols, case.dtype, case.input)
+    assert told == unaligned.alignment(y, x)
+    assert told[1] == (case.input == "contiguous")
 
 
 def test_rows_apart_are_a_part_of_wider_rows():
@@ -82,12 +79,12 @@ def test_a_rule_hears_what_it_costs_and_where():
     )
 
 
-def unwritten(n_rows, n_cols, dtype, aligned):
+def unwritten(n_rows, n_cols, dtype, vector, same_shift):
     longest = ...
     return "tiled" if n_cols < longest else "cooperative"
 
 
-def broken(n_rows, n_cols, dtype, aligned):
+def broken(n_rows, n_cols, dtype, vector, same_shift):
     return n_rows // 0
 
 
@@ -107,7 +104,7 @@ def test_what_is_no_rule_gets_a_sentence(rule, words):
 def test_a_rule_is_asked_with_what_the_courses_rule_is_asked():
     seen = []
     choices.picks(lambda *matrix: seen.append(matrix) or "tiled", MEASURED)
-    assert seen == [(4, 8192, torch.float32, True)]
+    assert seen == [(4, 8192, torch.float32, 4, True)]
     assert fastest.choose(*seen[0]) in choices.KERNELS
 
 
