@@ -32,14 +32,14 @@ from kernels.tiled import (
     block_sum,
     exp_shifted,
     load_or_neg_inf,
-    opaque_move,
+    widen,
 )
 from kernels.unaligned import (
     edge_columns,
+    find_rows,
     load_block,
     own_max,
     own_sum,
-    split_row,
 )
 
 
@@ -62,10 +62,11 @@ def tail_kernel(
     Args:
         As for `kernels.tiled.softmax_kernel`, but VECTOR need not divide n_cols.
     """
+    # The program's number decides its rows. Shapes: (ROWS, 1) and (1, BLOCK_COLS).
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
-    is_row = rows < n_rows
-    rows = rows.to(tl.int64)
+    is_row = rows < n_rows  # the last tile may lack rows
+    rows = rows.to(tl.int64)  # row × stride may exceed 2^31
     # "// VECTOR * VECTOR" changes no number, but tells the compiler what divides it.
     body = n_cols // VECTOR * VECTOR
     input_ptrs = input_ptr + rows * (input_row_stride // VECTOR * VECTOR)
@@ -75,29 +76,44 @@ def tail_kernel(
 
     inside = is_row & (cols < body)
     x = load_or_neg_inf(input_ptrs + cols, inside)
-    row_max = block_max(x)
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(block_max(x), block_max(edges))
     if REST_COLS:
         rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
         rest_inside = is_row & (rest_cols < body)
         rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
         row_max = tl.maximum(row_max, block_max(rest))
-    row_max = tl.maximum(row_max, block_max(edges))
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    numerator = exp_shifted(widen(x), row_max)
+    edge_numerator = exp_shifted(edges, row_max)
     row_sum = tl.sum(numerator, axis=1)[:, None]
+    row_sum += tl.sum(edge_numerator, axis=1)[:, None]
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, True)
-    row_sum += block_sum(edges, row_max, False)
-    factor = 1 / row_sum
+        row_sum += block_sum(rest, row_max)
+    factor = 1 / row_sum  # one division a row, then one product a value
     output_ptrs = output_ptr + rows * (output_row_stride // VECTOR * VECTOR)
-    y = exp_shifted(edges, row_max) * factor
-    tl.store(output_ptrs + edge_cols, y, mask=at_edge)
+    tl.store(output_ptrs + edge_cols, edge_numerator * factor, mask=at_edge)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
+        numerator = exp_shifted(widen(x), row_max)
     tl.store(output_ptrs + cols, numerator * factor, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
+        y = exp_shifted(widen(rest), row_max) * factor
         tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+
+
+@triton.jit
+def load_narrow(ptr, first_row, matrix, FIRST, COLS, ROWS, VECTOR):
+    """Loads bodies, COLS columns from FIRST on, as (ROWS, COLS).
+
+    Also returns where the values are, and which of them exist.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    start, head, body, _ = find_rows(first_row + row, matrix, VECTOR)
+    cols = FIRST + tl.arange(0, COLS)[None, :]
+    places = start + head + cols
+    inside = cols < body
+    return load_or_neg_inf(ptr + places, inside), places, inside
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -120,42 +136,51 @@ def head_kernel(
         As for `tail_kernel`, but both tensors have input_row_stride.
         input_shift: elements from an aligned address to either's first element.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK_COLS)[None, :]
-    is_row = rows < n_rows
-    start = rows.to(tl.int64) * input_row_stride
-    head, body = split_row(start + input_shift, n_cols, VECTOR)
-    edge = tl.arange(0, 2 * VECTOR)[None, :]
-    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-    at_edge &= is_row
+    matrix = n_rows, n_cols, input_row_stride, input_shift
+    input_ptr, output_ptr = input_ptr - input_shift, output_ptr - input_shift
+    first_row = tl.program_id(0) * ROWS
+    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, 2 * VECTOR)[None, :]
+    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
+    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
     edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
-    input_ptrs = input_ptr + (start + head)
-
-    inside = is_row & (cols < body)
-    x = load_or_neg_inf(input_ptrs + cols, inside)
-    row_max = block_max(x)
+    x, places, inside = load_narrow(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, VECTOR
+    )
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(block_max(x), block_max(edges))
     if REST_COLS:
-        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
-        rest_inside = is_row & (rest_cols < body)
-        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
+        rest, rest_places, rest_inside = load_narrow(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, VECTOR
+        )
         row_max = tl.maximum(row_max, block_max(rest))
-    row_max = tl.maximum(row_max, block_max(edges))
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    numerator = exp_shifted(widen(x), row_max)
+    edge_numerator = exp_shifted(edges, row_max)
     row_sum = tl.sum(numerator, axis=1)[:, None]
+    row_sum += tl.sum(edge_numerator, axis=1)[:, None]
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, True)
-    row_sum += block_sum(edges, row_max, False)
-    factor = 1 / row_sum
-    output_ptrs = output_ptr + (start + head)
-    y = exp_shifted(edges, row_max) * factor
-    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+        row_sum += block_sum(rest, row_max)
+    factor = 1 / row_sum  # one division a row, then one product a value
+    tl.store(output_ptr + start + edge_cols, edge_numerator * factor, mask=at_edge)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
-    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+        numerator = exp_shifted(widen(x), row_max)
+    tl.store(output_ptr + places, numerator * factor, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
-        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+        y = exp_shifted(widen(rest), row_max) * factor
+        tl.store(output_ptr + rest_places, y, mask=rest_inside)
+
+
+@triton.jit
+def load_wide(ptr, first_row, matrix, FIRST, COLS, ROWS, VECTOR):
+    """As `load_narrow`, in accesses of VECTOR elements."""
+    row = tl.arange(0, ROWS)[:, None]
+    start, head, body, _ = find_rows(first_row + row, matrix, VECTOR)
+    cols = FIRST + tl.arange(0, COLS)[None, :]
+    # VECTOR divides where a body starts (this tells the compiler) and its length.
+    places = (start + head) // VECTOR * VECTOR + cols
+    inside = cols // VECTOR * VECTOR < body
+    return load_or_neg_inf(ptr + places, inside), places, inside
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -177,59 +202,52 @@ def beside_kernel(
     Args:
         As for `head_kernel`.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, BLOCK_COLS)[None, :]
-    n_cols = tl.where(rows < n_rows, n_cols, 0)
-    # Two facts tell the compiler that bodies are aligned: both pointers are moved to an
-    # aligned address, and VECTOR divides the distance from there to a body.
+    matrix = n_rows, n_cols, input_row_stride, input_shift
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
-    start = rows.to(tl.int64) * input_row_stride + input_shift
-    head, body = split_row(start, n_cols, VECTOR)
-    body_start = (start + head) // VECTOR * VECTOR
-    edge = tl.arange(0, 2 * VECTOR)[None, :]
-    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
+    first_row = tl.program_id(0) * ROWS
+    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, 2 * VECTOR)[None, :]
+    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
+    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
     edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
-    input_ptrs = input_ptr + body_start
-
-    # VECTOR divides the body, so an access lies inside if its first element does.
-    inside = cols // VECTOR * VECTOR < body
-    x = load_or_neg_inf(input_ptrs + cols, inside)
-    row_max = block_max(x)
+    x, places, inside = load_wide(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, VECTOR
+    )
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(block_max(x), block_max(edges))
     if REST_COLS:
-        rest_cols = BLOCK_COLS + tl.arange(0, REST_COLS)[None, :]
-        rest_inside = rest_cols // VECTOR * VECTOR < body
-        rest = load_or_neg_inf(input_ptrs + rest_cols, rest_inside)
+        rest, rest_places, rest_inside = load_wide(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, VECTOR
+        )
         row_max = tl.maximum(row_max, block_max(rest))
-    row_max = tl.maximum(row_max, block_max(edges))
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
+    numerator = exp_shifted(widen(x), row_max)
+    edge_numerator = exp_shifted(edges, row_max)
     row_sum = tl.sum(numerator, axis=1)[:, None]
+    row_sum += tl.sum(edge_numerator, axis=1)[:, None]
     if REST_COLS:
-        row_sum += block_sum(rest, row_max, True)
-    row_sum += block_sum(edges, row_max, False)
-    factor = 1 / row_sum
-    output_ptrs = output_ptr + body_start
-    y = exp_shifted(edges, row_max) * factor
-    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+        row_sum += block_sum(rest, row_max)
+    factor = 1 / row_sum  # one division a row, then one product a value
+    tl.store(output_ptr + start + edge_cols, edge_numerator * factor, mask=at_edge)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
-    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+        numerator = exp_shifted(widen(x), row_max)
+    tl.store(output_ptr + places, numerator * factor, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
-        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+        y = exp_shifted(widen(rest), row_max) * factor
+        tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
 
 @triton.jit
 def row_maximum(x):
     """The maximum of each row: each thread's own, then that of the row's threads."""
-    return tl.max(own_max(x), axis=0, keep_dims=True)
+    return tl.max(own_max(x), axis=2, keep_dims=True)
 
 
 @triton.jit
 def row_total(x):
     """The sum of each row: each thread's own, then that of the row's threads."""
-    return tl.sum(own_sum(x), axis=0, keep_dims=True)
+    return tl.sum(own_sum(x), axis=2, keep_dims=True)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -251,45 +269,44 @@ def threads_kernel(
 
     Args:
         As for `beside_kernel`.
-        THREADS: that share a row; a power of two, at least 2 * VECTOR.
+        THREADS: of a row, a power of two, at least 2 * VECTOR.
     """
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[None, :, None, None]
-    n_cols = tl.where(rows < n_rows, n_cols, 0)
-    # Two facts tell the compiler that bodies are aligned: both pointers are moved to an
-    # aligned address, and VECTOR divides the distance from there to a body.
+    matrix = n_rows, n_cols, input_row_stride, input_shift
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
-    start = rows.to(tl.int64) * input_row_stride + input_shift
-    head, body = split_row(start, n_cols, VECTOR)
-    body_start = (start + head) // VECTOR * VECTOR
-    edge = tl.arange(0, THREADS)[:, None, None, None]
-    edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
-    input_ptrs = input_ptr + body_start
-    x, cols, inside = load_block(input_ptrs, body, 0, BLOCK_COLS, THREADS, VECTOR)
-    row_max = row_maximum(x)
+    first_row = tl.program_id(0) * ROWS
+    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, THREADS)[None, :]
+    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
+    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
+    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)[None, :, :, None]
+    x, places, inside = load_block(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+    )
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(row_maximum(x), row_maximum(edges))
     if REST_COLS:
-        rest, rest_cols, rest_inside = load_block(
-            input_ptrs, body, BLOCK_COLS, REST_COLS, THREADS, VECTOR
+        rest, rest_places, rest_inside = load_block(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
         )
         row_max = tl.maximum(row_max, row_maximum(rest))
-    row_max = tl.maximum(row_max, row_maximum(edges))
 
-    numerator = exp_shifted(opaque_move(x, RECOMPUTE), row_max)
-    row_sum = row_total(numerator)
+    numerator = exp_shifted(widen(x), row_max)
+    edge_numerator = exp_shifted(edges, row_max)
+    row_sum = row_total(numerator) + row_total(edge_numerator)
     if REST_COLS:
-        row_sum += row_total(exp_shifted(opaque_move(rest, True), row_max))
-    row_sum += row_total(exp_shifted(edges, row_max))
-    factor = 1 / row_sum
-    output_ptrs = output_ptr + body_start
-    y = exp_shifted(edges, row_max) * factor
+        row_sum += row_total(exp_shifted(widen(rest), row_max))
+    factor = 1 / row_sum  # one division a row, then one product a value
+    y = tl.reshape(edge_numerator * factor, at_edge.shape)
     tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
     if RECOMPUTE:
-        numerator = exp_shifted(opaque_move(x, True), row_max)
-    tl.store(output_ptrs + cols, numerator * factor, mask=inside)
+        numerator = exp_shifted(widen(x), row_max)
+    y = tl.reshape(numerator * factor, inside.shape)
+    tl.store(output_ptr + places, y, mask=inside)
     if REST_COLS:
-        y = exp_shifted(opaque_move(rest, True), row_max) * factor
-        tl.store(output_ptrs + rest_cols, y, mask=rest_inside)
+        y = exp_shifted(widen(rest), row_max) * factor
+        y = tl.reshape(y, rest_inside.shape)
+        tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
 
 # ---- launches ------------------------------------------------------------------------

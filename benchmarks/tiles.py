@@ -299,7 +299,7 @@ def copies(n_bytes: int = 2**28) -> list[dict[str, Any]]:
     """What the GPU runs for `clone` and for `abs`, of bfloat16 matrices of n_bytes.
 
     Returns:
-        Rows of call, n_cols, runs (the kernel's or the copy's name), p50_us and gbps.
+        Rows of call, n_cols, runs (the kernel's or the copy's name), us and gbps.
 
     Raises:
         RuntimeError: nothing is timed here.
@@ -312,7 +312,7 @@ def copies(n_bytes: int = 2**28) -> list[dict[str, Any]]:
             x = record.random(torch.bfloat16, n_bytes // 2 // n_cols, n_cols)
             us = clock.events_us(call, x)[1]
             row = {"call": f"x.{call.__name__}()", "n_cols": n_cols}
-            row |= {"runs": runs(call, x), "p50_us": us}
+            row |= {"runs": runs(call, x), "us": us}
             rows.append(row | {"gbps": 2 * x.nbytes / us / 1e3})
     return rows
 

@@ -37,12 +37,20 @@ def test_rows_may_start_anywhere_from_step_two_on(kernel):
     assert summary, summary
 
 
-def test_no_step_adds_many_lines():
-    for old, new in itertools.pairwise([tiled.softmax_kernel, *STEPS]):
+def test_no_step_adds_many_statements():
+    helpers = edges.load_narrow, edges.load_wide, unaligned.load_block
+    steps = [tiled.softmax_kernel, *STEPS]
+    for old, new in (*itertools.pairwise(steps), *itertools.pairwise(helpers)):
         code = repr(show.diff(old, new, indentation=False)).splitlines()[2:]
         added = [line[1:].strip() for line in code if line[0] == "+"]
-        added = [line for line in added if not line.startswith(("def ", "#"))]
-        assert len(added) <= 13, added
+        rest_of_call = "input_ptr, ", ")"  # a statement's second line and third
+        added = [
+            line
+            for line in added
+            if not line.startswith(("def ", "#", '"""', *rest_of_call))
+            or line.startswith("input_ptr, output_ptr =")
+        ]
+        assert len(added) <= 14, added
 
 
 # ---- what the compiler makes of it ---------------------------------------------------
