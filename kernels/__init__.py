@@ -18,7 +18,7 @@ The ladder (what each chapter's module changes, and what that buys):
     tiled       tiles in wide accesses       the copy's speed, for rows that are aligned
     unaligned   a head, a body and a tail    the copy's speed, wherever rows start
     online      running (max, sum) pairs     rows of any length, in two readings
-    cooperative programs that share a row    any length, in one reading
+    cooperative programs that share a row    long rows, in one reading
     fastest     the kernel that fits         one softmax for every shape
     gradient    two inputs, one reduction    the way back at the speed of memory
 """
