@@ -4,8 +4,8 @@ Builds on: `kernels.unaligned`, and the (max, sum) pairs of `kernels.online`.
 Changes: a program holds one part of a row. It publishes the part's (max, sum) pair,
     waits for the pairs of the row's other parts, merges all pairs, and writes the
     softmax of what it still holds. If a pair does not come, it computes that pair too.
-Costs: MN values read and MN written, and two 64-bit words for each part. Rows with
-    more parts than the GPU runs at once are for `online`.
+Costs: MN values read and MN written, and two 64-bit words for each part. Rows that
+    would fill the GPU by themselves are for `online`.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
@@ -26,7 +26,7 @@ MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 MANY_BYTES = 2**27 // 132  # of a tensor, for each SM: more than twice what it holds
 LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
-PATIENCE = 50  # looks for others' words before a program helps, of about 1 µs each
+PATIENCE = 50  # looks for others' words, about 0.4 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
 
