@@ -64,7 +64,8 @@ record: $(call ready,record)
 	folder=$$($(PY) -c 'from kernels.lab import record; print(record.folder())') && mkdir -p $$folder && \
 	  find $$folder -name '*.csv' $(BENCHMARKS:%=! -name '%') -delete
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m nbconvert --to notebook --execute --inplace \
-	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	  --ExecutePreprocessor.record_timing=False \
+	  --ExecutePreprocessor.coalesce_streams=True notebooks/*.ipynb
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) book/figures/ladder.py
 
 bench: $(call ready,bench)
