@@ -61,7 +61,7 @@ def test_help_is_one_small_step():
 
 
 MISTAKES = {
-    "tl.max(maxima, axis=0)": ("...", 'line 9 of written_0 still has "..." in it'),
+    "tl.max(maxima, axis=0)": ("...", 'line 9 of merge_0 still has "..." in it'),
     " * tl.exp(maxima - row_max)": ("", "sum to"),
     'other=-float("inf")': ("other=0.0", "may have won the maximum"),
     "sums + ": ("sums + ", "Right in all"),
@@ -71,7 +71,7 @@ MISTAKES = {
 @pytest.mark.parametrize("number", range(len(MISTAKES)))
 def test_a_merge_is_judged_in_a_sentence(number, tmp_path, monkeypatch, capsys):
     old, (new, said) = [*MISTAKES.items()][number]
-    name = f"written_{number}"
+    name = f"merge_{number}"
     text = show.source(sharing.write_kernel, docstring=False).text.replace(old, new)
     text = text.replace("def write_kernel", f"def {name}")
     header = "import triton\nimport triton.language as tl\n\n"

@@ -541,7 +541,10 @@ GPUS = {facts.name: facts for facts in map(gpu.named, NAMES)}
 FILES = sorted(record.RECORDED.glob("*/*.csv"))
 MISLEADING = {"launch", "host"}  # these clocks do not wait for the GPU
 CACHED = {"unflushed"}  # and this one leaves its input in L2
-READ_ONLY = {"eager.max", "eager.sum", "control.amax"}  # these move half of the bytes
+# The share of a copy's bytes that providers move: a reduction reads only, and an empty
+# kernel moves none.
+READ_ONLY = ("eager.max", "eager.sum", "control.amax")
+MOVED = {**dict.fromkeys(READ_ONLY, 0.5), "traffic.empty": 0}
 
 
 def faults_of(df):
@@ -559,7 +562,7 @@ def faults_of(df):
         n_bytes = 2 * row.n_rows * row.n_cols * getattr(torch, row.dtype).itemsize
         facts = GPUS.get(row.gpu)
         if facts and n_bytes > 2 * facts.l2_bytes and row.clock not in MISLEADING:
-            moved = n_bytes / 2 if row.provider in READ_ONLY else n_bytes
+            moved = n_bytes * MOVED.get(row.provider, 1)
             kept = 2 if row.clock in CACHED else 1  # the last writes may stay in L2
             crossed = moved - kept * facts.l2_bytes
             if crossed / row.p50_us / 1e3 > facts.peak_bandwidth_gbps:
