@@ -3,7 +3,6 @@
 from benchmarks import backwards
 backwards.judge(my_kernel)
 show.diff(backwards.tile_kernel, backwards.edges_kernel)
-backwards.excerpt(gradient.gradient_kernel, "BLOCK_PARTS > 1:", "choose_task")
 show.table(backwards.ends(), backwards.ENDS)
 observed = record.observe("gradient_kernels", backwards.kernels)
 
@@ -21,7 +20,7 @@ import triton.language as tl
 from benchmarks import peers, profilers, training
 from kernels import gradient
 from kernels.gradient import combine, dot, load_both
-from kernels.lab import backend, clock, compile, occupancy, record, show, verdict
+from kernels.lab import backend, clock, compile, occupancy, record, verdict
 from kernels.lab.compile import Compiled
 from kernels.unaligned import edge_columns, split_row
 
@@ -272,23 +271,6 @@ def resident(columns: Iterable[int] = (257, 8192, 50257)) -> list[tuple]:
 def _is_wide(made: Compiled) -> bool:
     """Whether a thread loads and stores 16 bytes at once."""
     return all(made.count(rf"{kind}\.global\S*\.v4") for kind in ("ld", "st"))
-
-
-def excerpt(function: Any, first: str, last: str) -> show.Code:
-    """The lines of a function from the first that has a text to one that has another.
-
-    Raises:
-        ValueError: a text is in no such line.
-    """
-    lines = str(show.source(function, docstring=False)).splitlines()
-    start = next((i for i, line in enumerate(lines) if first in line), None)
-    if start is None:
-        raise ValueError(f"no line has {first!r}")
-    for end in range(start, len(lines)):
-        if last in lines[end]:
-            text = textwrap.dedent("\n".join(lines[start : end + 1]))
-            return show.Code(text, "python")
-    raise ValueError(f"no line after {first!r} has {last!r}")
 
 
 # ---- what PyTorch runs ---------------------------------------------------------------

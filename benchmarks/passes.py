@@ -4,7 +4,6 @@ from benchmarks import passes
 show.diff(variants.three_pass_kernel, passes.two_pass_kernel)
 show.diff(passes.two_pass_kernel, passes.backwards_kernel)
 passes.judge(my_merge)
-passes.excerpt(online.softmax_kernel, "if STEP == 1", "else")
 """
 
 import dataclasses
@@ -302,27 +301,6 @@ def in_the_first_loop(accumulators: tuple[int, ...]) -> show.Table:
         rows.append([n, *counts, made.registers])
     header = ["running pairs", "barriers", "shuffles", "exponentials"]
     return show.table(rows, [*header, "registers of a thread"])
-
-
-def excerpt(function: Any, first: str, last: str) -> show.Code:
-    """The lines of a function or a kernel from one that begins with `first`.
-
-    Args:
-        function: as for `show.source`.
-        first: how the first line begins, without its indentation.
-        last: how the line after the last one begins.
-
-    Raises:
-        ValueError: there are no such lines.
-    """
-    lines = show.source(function, docstring=False).text.splitlines()
-    starts = [i for i, line in enumerate(lines) if line.strip().startswith(first)]
-    for start in starts[:1]:
-        for end in range(start + 1, len(lines)):
-            if lines[end].strip().startswith(last):
-                text = textwrap.dedent("\n".join(lines[start:end]))
-                return show.Code(text.rstrip(), "python")
-    raise ValueError(f"function must have lines from {first!r} to {last!r}")
 
 
 # ---- what L2 holds -------------------------------------------------------------------

@@ -41,6 +41,27 @@ def source(function: Callable, *, docstring: bool = True) -> Code:
     return Code(text if docstring else _without_docstring(text), "python")
 
 
+def excerpt(function: Callable, first: str, last: str) -> Code:
+    """The lines of a function or a kernel from one that begins with `first`.
+
+    Args:
+        function: as for `source`. Its docstring is left out.
+        first: how the first line begins, without its indentation.
+        last: how the line after the last one begins.
+
+    Raises:
+        ValueError: there are no such lines.
+    """
+    lines = source(function, docstring=False).text.splitlines()
+    starts = [line.strip().startswith(first) for line in lines]
+    begin = starts.index(True) if any(starts) else len(lines)
+    for end in range(begin + 1, len(lines)):
+        if lines[end].strip().startswith(last):
+            text = textwrap.dedent("\n".join(lines[begin:end]))
+            return Code(text.rstrip(), "python")
+    raise ValueError(f"function must have lines from {first!r} to {last!r}")
+
+
 def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
     """The lines that change from one function or kernel to another, in their context.
 

@@ -56,17 +56,11 @@ def test_the_steps_helpers_and_lines_are_the_chapters():
         "combine(edge_g, edge_y, row_dot[None, :])",
     ):
         assert line in chapters, line
-    shared = backwards.excerpt(gradient.gradient_kernel, *SHARED)
+    shared = show.excerpt(gradient.gradient_kernel, *SHARED)
     assert "atomic_xchg" in shared.text and 8 < len(shared.text.splitlines()) < 20
 
 
-SHARED = "BLOCK_PARTS > 1:", "choose_task("
-
-
-@pytest.mark.parametrize("texts", [("no such text", "x"), ("def ", "no such text")])
-def test_an_excerpt_needs_its_lines(texts):
-    with pytest.raises(ValueError, match="no such text"):
-        backwards.excerpt(gradient.gradient_kernel, *texts)
+SHARED = "elif BLOCK_PARTS > 1:", "if (next_task < 0)"
 
 
 def test_a_block_of_edges_that_lies_on_its_side_is_loaded_once():

@@ -121,15 +121,13 @@ def test_accumulators_trade_barriers_for_exponentials():
 
 def test_excerpts_of_the_kernel():
     kernel = online.softmax_kernel
-    text = passes.excerpt(kernel, "if STEP == 1", "else:").text
+    text = show.excerpt(kernel, "if STEP == 1", "else:").text
     assert text.startswith("if STEP == 1:\n    tl.store(") and "else" not in text
-    text = passes.excerpt(kernel, "if STEP == 2", "else:").text
+    text = show.excerpt(kernel, "if STEP == 2", "else:").text
     assert "part_max = tl.load(" in text and "else" not in text
     first, after = "for block in range(begin, end)", "row_max, row_sum = merge_axis"
-    text = passes.excerpt(kernel, first, after).text
+    text = show.excerpt(kernel, first, after).text
     assert "tl.load(" in text and "max_and_sum(" in text and "tl.store(" not in text
-    with pytest.raises(ValueError, match="from 'if STEP == 9' to 'else'"):
-        passes.excerpt(kernel, "if STEP == 9", "else")
 
 
 def test_the_models_beside_the_counters():

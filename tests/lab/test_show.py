@@ -98,6 +98,18 @@ def test_a_diff_may_ignore_that_lines_move_into_a_loop():
     ]
 
 
+def test_an_excerpt_is_the_lines_between_two_beginnings():
+    said = show.excerpt(double, "x = tl.load", "tl.store").text
+    assert said == "x = tl.load(x_ptr + offsets)"
+    assert show.excerpt(double, "def double", "x =").text.count("\n") == 1
+
+
+@pytest.mark.parametrize("texts", [("no such text", "x ="), ("def ", "no such text")])
+def test_an_excerpt_needs_its_lines(texts):
+    with pytest.raises(ValueError, match=r"from '.*' to '.*'"):
+        show.excerpt(double, *texts)
+
+
 # ---- tables --------------------------------------------------------------------------
 
 ROWS = [["copy", 32, 4250.4], ["a<b", 1024, 7.25], ["none", 1, None]]
