@@ -24,8 +24,6 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-MANY_BYTES = 2**27 // 132  # of a tensor, for each SM: more than twice what it holds
-LONG_BYTES = {2: 2**22, 4: 2**20}  # of a row, by element size: fewer, larger parts
 PATIENCE = 50  # looks for others' words, about 0.4 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
@@ -205,15 +203,12 @@ def choose_config(
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     n_bytes = n_rows * row_bytes
-    long = n_bytes >= MANY_BYTES * sms and row_bytes >= LONG_BYTES[element_size]
     if n_bytes < FEW_BYTES * sms:
         vector = vector if vector * element_size == 16 else 1  # one kernel less
         part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
     elif vector == 1 and not same_shift:
         part_bytes, num_warps, maxnreg = 8192 * element_size, 4, 96
-    elif long:
-        part_bytes, num_warps, maxnreg = 65536, 4, 168
     else:
         part_bytes, num_warps, maxnreg = 32768, 4, 96
     edges = vector == 1 and same_shift
