@@ -268,10 +268,21 @@ def test_every_code_cell_was_executed_in_order_without_error(notebook):
             assert output.output_type != "error", output.get("evalue")
 
 
-def test_first_cell_finds_the_course_before_other_packages(notebook):
-    """As book/setup.md promises: there is another package named `kernels`."""
+OPENED = 'runpy.run_path(f"{(above or [course])[0]}/notebooks/open_course.py")\n'
+
+
+def opener(notebook) -> str:
+    """The lines of the first cell that find the course: up to the one that opens it."""
     source = code(notebook)[0].source
-    assert source.index("sys.path.insert(0") < source.index("from kernels")
+    assert OPENED in source, source
+    return source[: source.index(OPENED) + len(OPENED)]
+
+
+def test_first_cell_finds_the_course_as_in_every_notebook(notebook):
+    """tests/test_open.py runs these lines; they come before anything is imported."""
+    lines = opener(notebook)
+    assert lines == opener(nbformat.read(NOTEBOOKS[0], as_version=4))
+    assert "kernels" not in "".join(re.findall(r"^(?:import|from) .*", lines, re.M))
 
 
 def test_triton_is_imported_after_the_course(notebook):
@@ -304,8 +315,10 @@ def test_a_page_keeps_to_its_length(path):
 
 
 def test_cells_are_short(notebook):
+    """The lines that find the course do not count: they are the same everywhere."""
     for cell in code(notebook):
-        assert len(cell.source.splitlines()) <= LONGEST_CELL, cell.source
+        source = cell.source.removeprefix(opener(notebook))
+        assert len(source.splitlines()) <= LONGEST_CELL, source
 
 
 def test_most_outputs_are_compared(notebook):
