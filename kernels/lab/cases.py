@@ -57,6 +57,9 @@ VALUES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one NaN": lambda row: _put(row, slice(-1, None), float("nan")),
 }
 
+FINITE = tuple(kind for kind in VALUES if not kind.endswith(("inf", "NaN")))
+"""The kinds of rows that hold finite numbers only."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -89,6 +92,7 @@ def plan(
     dtypes: Sequence[torch.dtype],
     layouts: Sequence[str],
     max_cols: int | None,
+    values: Sequence[str] = tuple(VALUES),
     *,
     seeds: bool = False,
 ) -> list[Case]:
@@ -102,13 +106,14 @@ def plan(
     Args:
         dtypes, layouts: to be tried.
         max_cols: the longest row; None means 4097 columns.
+        values: the kinds of rows.
         seeds: whether each case has random numbers of its own.
     """
     columns = [n for n in COLUMNS if max_cols is None or n <= max_cols]
     if max_cols is not None:
         columns = sorted({*columns, max_cols})
     width = min(10, columns[-1])
-    kind = itertools.cycle(VALUES)
+    kind = itertools.cycle(values)
     cases = []
 
     def add(n_rows: int, n_cols: int, dtype: torch.dtype, layout: str) -> None:
@@ -119,10 +124,10 @@ def plan(
 
     for dtype, layout in itertools.product(dtypes, layouts):  # every kind of row
         if layout == "broadcast":
-            for _ in VALUES:
+            for _ in values:
                 add(2, width, dtype, layout)
         else:
-            add(len(VALUES), width, dtype, layout)
+            add(len(values), width, dtype, layout)
         add(0, width, dtype, layout)
     for i, n_cols in enumerate(columns):  # dtypes and layouts in turns
         for turn in (0, 1):

@@ -32,13 +32,22 @@ from typing import Any
 import torch
 
 from kernels.lab import backend, models, verdict
-from kernels.lab.cases import INF, LAYOUTS, VALUES, Case, plan
+from kernels.lab.cases import FINITE, INF, LAYOUTS, VALUES, Case, plan
 from kernels.lab.guards import POISON, GuardAllocations, Guarded
 from kernels.lab.verdict import Failure, Fault, Summary, name_of
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 
-__all__ = ["INF", "LAYOUTS", "VALUES", "Fault", "Summary", "rows", "softmax"]
+__all__ = [
+    "FINITE",
+    "INF",
+    "LAYOUTS",
+    "VALUES",
+    "Fault",
+    "Summary",
+    "rows",
+    "softmax",
+]
 
 # ---- what is demanded ----------------------------------------------------------------
 
@@ -75,7 +84,8 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 TRUNCATION = 2  # truncating errs by up to eps, rounding by up to eps/2
 
 
-def _eps(dtype: torch.dtype) -> float:
+def eps_of(dtype: torch.dtype) -> float:
+    """The dtype's gap between 1 and the next number; twice that where it truncates."""
     truncates = backend.INTERPRETED and dtype == torch.bfloat16
     return torch.finfo(dtype).eps * (TRUNCATION if truncates else 1)
 
@@ -123,6 +133,8 @@ def rows(
     dtypes: Iterable[torch.dtype] = backend.DTYPES,
     layouts: Iterable[str] = tuple(LAYOUTS),
     max_cols: int | None = None,
+    values: Iterable[str] = tuple(VALUES),
+    result: torch.dtype | None = None,
 ) -> Summary:
     """Tries any function of the rows of a matrix, such as RMSNorm or log-softmax.
 
@@ -131,11 +143,14 @@ def rows(
     rounding x and the result would bring it, 16 times over.
 
     Args:
-        function: takes x (n_rows, n_cols) and returns a new tensor in x's dtype, on its
-            device.
+        function: takes x (n_rows, n_cols) and returns a new tensor on its device: a
+            matrix, or a vector with one value a row.
         reference: computes the right result of x in float64, on the CPU; its first
             dimension is that of x.
         dtypes, layouts, max_cols: as for `softmax`.
+        values: the kinds of rows to try, of `VALUES`; `FINITE` are those without
+            infinities and NaN.
+        result: the dtype that the function returns; None means x's.
 
     Returns:
         A summary, which is true if all inputs passed.
@@ -143,7 +158,8 @@ def rows(
     Raises:
         TypeError, ValueError: as for `softmax`.
     """
-    return _try(function, _Wanted(reference), dtypes, layouts, max_cols)
+    wanted = _Wanted(reference, dtype=result)
+    return _try(function, wanted, dtypes, layouts, max_cols, values)
 
 
 @dataclass(frozen=True)
@@ -152,20 +168,22 @@ class _Wanted:
 
     operator: Operator
     softmax: bool = False
+    dtype: torch.dtype | None = None  # of the result, if it isn't x's
 
     def tolerance(
         self, x: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        eps, allowed = _eps(dtype), TOLERANCES[dtype]
+        eps = eps_of(dtype)
         if self.softmax:
+            allowed = TOLERANCES[dtype]
             return eps * (allowed.relative * expected + allowed.absolute)
         signs = 1 - 2.0 * (torch.arange(x.numel()).reshape(x.shape) % 3 % 2)
         moved = (self.operator(x * (1 + eps * signs)) - expected).abs()
         size = expected.abs().nan_to_num(0, 0, 0)
-        return ROUNDINGS * (eps * size + eps + _row_maximum(moved.nan_to_num(0, 0, 0)))
+        return ROUNDINGS * (eps * size + eps + row_maximum(moved.nan_to_num(0, 0, 0)))
 
 
-def _row_maximum(values: torch.Tensor) -> torch.Tensor:
+def row_maximum(values: torch.Tensor) -> torch.Tensor:
     """The largest value of each row, in the place of each of the row's values."""
     if values.ndim < 2 or not values.numel():
         return values
@@ -182,6 +200,7 @@ def _try(
     dtypes: Iterable[torch.dtype],
     layouts: Iterable[str],
     max_cols: int | None,
+    values: Iterable[str] = tuple(VALUES),
 ) -> Summary:
     if not callable(function):
         raise TypeError(
@@ -192,10 +211,11 @@ def _try(
     layouts = _chosen("layouts", layouts, tuple(LAYOUTS))
     if max_cols is not None and max_cols < 1:
         raise ValueError(f"max_cols must be at least 1 or None, got {max_cols}")
-    cases = plan(dtypes, layouts, max_cols, seeds=not wanted.softmax)
+    values = _chosen("values", values, tuple(VALUES))
+    cases = plan(dtypes, layouts, max_cols, values, seeds=not wanted.softmax)
     if not wanted.softmax:
         cases = [case for case in cases if case.n_cols]
-    name = _name_of(function)
+    name = label(function)
     failures = (_failure(function, name, wanted, case) for case in cases)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         failure = _unfinished(function, name, cases[0])
@@ -229,7 +249,8 @@ def _chosen(argument: str, chosen: Iterable, known: tuple) -> tuple:
     return chosen
 
 
-def _name_of(function: Any) -> str:
+def label(function: Any) -> str:
+    """The name of a function, or of what a partial or a scripted function calls."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, torch.jit.ScriptFunction):
@@ -265,7 +286,7 @@ def _failure(
         kind = type(output).__name__
         return fail(fault=Fault.NO_TENSOR, got=kind, expected="a tensor")
     right = wanted.operator(x.cpu().double())
-    like = right.to(x)  # the right shape, dtype and device
+    like = right.to(x.device, wanted.dtype or x.dtype)  # the right shape, dtype, device
     right = torch.where(like.cpu().isinf(), like.cpu().double(), right)  # too large
     for fault, describe in _ALIKE.items():
         got, expected = describe(output), describe(like)
@@ -316,11 +337,13 @@ def _wrong_value(
 ) -> Failure | None:
     """Compares with the right result in float64, and returns the first difference."""
     got = output.detach().cpu().double()
-    allowed, eps = TOLERANCES[case.dtype], _eps(case.dtype)
+    dtype = wanted.dtype or case.dtype
+    allowed, eps = TOLERANCES[case.dtype], eps_of(dtype)
     x = trap.tensor.cpu().double()
-    tolerance = wanted.tolerance(x, expected, case.dtype)
+    tolerance = wanted.tolerance(x, expected, dtype)
     if not got.numel():
         return None
+    one_each = got.ndim == 1  # a vector: one value a row
     got, expected, tolerance = (
         part.reshape(case.n_rows, -1) for part in (got, expected, tolerance)
     )
@@ -374,7 +397,7 @@ def _wrong_value(
     unwritten = f"{POISON:.0f}, which was there before the call"
     return fail(
         fault=fault,
-        col=col,
+        col=None if one_each else col,
         got=unwritten if fault is Fault.UNWRITTEN else found,
         expected=right,
         tolerance=None if math.isnan(right) else tolerance[row, col].item(),

@@ -163,6 +163,7 @@ class Helper:
         self.world, self.hide_gpu = world, hide_gpu
         self.lock = threading.Lock()
         self.process: subprocess.Popen | None = None
+        self.exit_code: int | None = None
 
     def start(self) -> None:
         """Starts the process, with the course first on its path."""
@@ -186,7 +187,7 @@ class Helper:
         """Ends the process and every process that it started."""
         if self.process is not None:
             self._kill()
-            self.process.wait()
+            self.exit_code = self.process.wait()  # negative: the signal that ended it
             self.process.stdin.close()
             self.process.stdout.close()
             self.process = None

@@ -194,7 +194,7 @@ def cause(evidence: Evidence, operator: Operator, *, softmax: bool) -> str:
     n_cols = e.size[1]
 
     def of(values: torch.Tensor) -> torch.Tensor:
-        result = operator(values[None])[0]
+        result = operator(values[None])[0].reshape(-1)
         return result[:n_cols] if e.got.shape == (n_cols,) else result
 
     if e.expected.isnan().any():
@@ -344,7 +344,8 @@ class Failure:
         values: the kind of the failing row, or the kinds of the input's rows.
         got, expected: numbers, or words where the fault is not a number.
         tolerance: how far got may be from expected; None if no distance is allowed.
-        row, col: the place of the first wrong element; None where there is no place.
+        row, col: the place of the first wrong element; None where there is no place,
+            and col where the result has one value a row.
         wrong: the number of wrong elements, or of rows if a row's sum is wrong.
         cause: the likely cause, in a sentence; empty if none is known.
 
@@ -372,6 +373,7 @@ class Failure:
         n_rows, n_cols = self.shape
         layout = "" if self.layout == "contiguous" else f", {self.layout}"
         matrix = f"a {n_rows} × {n_cols} matrix ({name_of(self.dtype)}{layout})"
+        place = "its value" if self.col is None else f"column {self.col}"
         row = f"Row {self.row} ({self.values}) of {matrix} is wrong:"
         said = {
             Fault.UNFINISHED: f"Not yet: {got}.",
@@ -384,9 +386,9 @@ class Failure:
             Fault.ALIAS: f"{name} returns the memory of its input, {matrix}.",
             Fault.STRAY: f"With {matrix}, {name} makes {got}, which is outside. "
             "Does every store have a mask?",
-            Fault.UNWRITTEN: f"{row} column {self.col} was never written.",
+            Fault.UNWRITTEN: f"{row} {place} was never written.",
             Fault.SUM: f"{row} its values sum to {got}, not to {expected}.",
-        }.get(self.fault, f"{row} column {self.col} is {got}, not {expected}.")
+        }.get(self.fault, f"{row} {place} is {got}, not {expected}.")
         return textwrap.fill(f"{said} {self.cause}".strip(), 80)
 
     def __str__(self) -> str:

@@ -1,0 +1,499 @@
+"""Judges an exercise in one sentence, whatever the learner's function does.
+
+    judge.chapter("strided", repair="row_max", write="log_softmax")   # the first cell
+    judge.rows(log_softmax, lambda x: torch.log_softmax(x, dim=1))    # an exercise
+    judge.progress("strided")                                         # the last cell
+
+Every call shows one sentence: "Right: …", or what is wrong. It is true if the answer is
+right. It belongs to the exercise that `chapter` names like the function; `name=` names
+another one.
+
+A function runs in a process of its own, which is kept for the next call. So an
+exception, an endless loop, an access out of bounds, a process or a GPU that breaks are
+sentences, too, and the notebook goes on. The function runs in Triton's interpreter
+first, which checks every access on small inputs, and then on the GPU, if there is one.
+So the first sentence is the same on every machine.
+
+What is solved is kept in `.progress.json` in the course's folder. COURSE_PROGRESS in
+the environment names another file; if it is empty, nothing is kept. Nothing is kept of
+what runs in `notebooks/solutions`.
+
+Weighed: nbgrader and otter-grader collect and grade notebooks for a teacher. Each
+exercise needs a cell of assertions, which shows the learner a traceback.
+Triton-Puzzles compares one input, in the notebook's own process.
+"""
+
+import contextlib
+import functools
+import json
+import linecache
+import math
+import os
+import pickle
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.lab import backend, check, clock, trials, verdict
+from kernels.lab.cases import FINITE
+from kernels.lab.process import Helper
+from kernels.lab.trials import Outcome, listed, wrapped
+
+__all__ = [
+    "FINITE",
+    "Verdict",
+    "bandwidth",
+    "chapter",
+    "guess",
+    "operator",
+    "progress",
+    "rows",
+    "softmax",
+    "value",
+]
+
+LIMIT_S = 90  # for all inputs; an honest function needs about 5 s in the interpreter
+FIRST_LIMIT_S = 20  # for the first small inputs
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """A judgement: true if the answer is right. It shows its sentence.
+
+    Attributes:
+        right: None if nothing was judged, as times are without a GPU.
+        sentence: in lines of up to 80 characters.
+    """
+
+    right: bool | None
+    sentence: str
+
+    def __bool__(self) -> bool:
+        return self.right is True
+
+    def __repr__(self) -> str:
+        return self.sentence
+
+
+# ---- functions -----------------------------------------------------------------------
+
+
+def softmax(
+    function: Callable,
+    *,
+    name: str | None = None,
+    interpreter: bool = True,
+    limit_s: float = LIMIT_S,
+    **options: Any,
+) -> Verdict:
+    """Judges a softmax of a matrix's rows, by `check.softmax`.
+
+    Args:
+        function: takes x (n_rows, n_cols) and returns a new tensor like it.
+        name: of the exercise; None means the function's.
+        interpreter: False if Triton's interpreter cannot run the kernel. Then accesses
+            are not checked, and nothing is judged without a GPU.
+        limit_s: the seconds that it may take.
+        options: `dtypes`, `layouts`, `max_cols`, as for `check.softmax`.
+    """
+    return rows(
+        function, None, name=name, interpreter=interpreter, limit_s=limit_s, **options
+    )
+
+
+def rows(
+    function: Callable,
+    reference: Callable | None,
+    *,
+    name: str | None = None,
+    interpreter: bool = True,
+    limit_s: float = LIMIT_S,
+    **options: Any,
+) -> Verdict:
+    """Judges a function of a matrix's rows, by `check.rows`.
+
+    Args:
+        function: takes x (n_rows, n_cols) and returns a matrix, or one value a row, or
+            a tuple of such.
+        reference: the same in PyTorch; it is given x in float64, on the CPU.
+        name, interpreter, limit_s: as for `softmax`.
+        options: `dtypes`, `layouts`, `max_cols`, `values` (such as judge.FINITE: no
+            infinities and no NaN), `result` (the dtype that is returned, if not x's).
+    """
+    first = functools.partial(trials.small_rows, options=options)
+    whole = functools.partial(trials.of_rows, reference=reference, options=options)
+    return _judged(function, first, whole, name, interpreter, limit_s)
+
+
+def operator(
+    function: Callable,
+    reference: Callable,
+    inputs: Callable | Sequence,
+    *,
+    dtypes: Iterable[torch.dtype] = backend.DTYPES,
+    seeds: int | None = None,
+    result: torch.dtype | None = None,
+    roundings: float = check.ROUNDINGS,
+    name: str | None = None,
+    interpreter: bool = True,
+    limit_s: float = LIMIT_S,
+) -> Verdict:
+    """Judges a function of any inputs.
+
+    Args:
+        function: takes the inputs and returns a new tensor, or a tuple of tensors.
+        reference: the same in PyTorch; it is given real numbers in float64, on the CPU.
+        inputs: a list of cases, each a tuple of shapes, one for each input (or one
+            shape); they are filled with normally distributed numbers. Or make(seed),
+            which returns a tuple of CPU tensors and numbers, of a shape that depends on
+            the seed; it may call `torch.randn`, which is seeded.
+        dtypes: of the inputs, if `inputs` is a list.
+        seeds: how often each case is filled (2), or make is called (6).
+        result: the dtype that is returned; None means that of the first input.
+        roundings: an error may be as large as so many roundings of the inputs and the
+            result.
+        name, interpreter, limit_s: as for `softmax`.
+
+    Raises:
+        ValueError: all inputs have one shape.
+    """
+    seeds = seeds or (trials.SEEDS if callable(inputs) else 2)
+    if not callable(inputs) and len(inputs) < 2:
+        raise ValueError(f"inputs must have two shapes or more, got {inputs!r}")
+    options = {"dtypes": tuple(dtypes), "seeds": seeds}
+    options |= {"result": result, "roundings": roundings}
+    whole = functools.partial(
+        trials.of_operator, reference=reference, inputs=inputs, options=options
+    )
+    first = functools.partial(whole, first=True)
+    return _judged(function, first, whole, name, interpreter, limit_s)
+
+
+def bandwidth(
+    function: Callable,
+    inputs: Callable | Sequence,
+    *,
+    at_least: float = 0.8,
+    dtype: torch.dtype = torch.float32,
+    name: str | None = None,
+    limit_s: float = LIMIT_S,
+) -> Verdict:
+    """Judges a function's effective bandwidth, as a share of a copy's.
+
+    Args:
+        function: reads its inputs once and writes its results once.
+        inputs: one case, as for `operator`: a shape, a tuple of shapes, or make(seed).
+        at_least: the share of the copy's bandwidth that is right.
+        dtype: of the inputs, if they are shapes.
+        name, limit_s: as for `softmax`.
+    """
+    name = name or check.label(function)
+    if said := _unready(function):
+        return _note(name, False, said)
+    if not clock.can_measure():
+        why = (
+            "kernels run in Triton's interpreter here"
+            if backend.INTERPRETED
+            else "COURSE_MEASURE=recorded is set"
+        )
+        return _note(name, None, f"Not judged: times need a GPU, and {why}.")
+    trial = functools.partial(trials.bandwidth, inputs=inputs, dtype=dtype)
+    found = _run("compiler", trial, function, name, limit_s)
+    if isinstance(found, Outcome):
+        return _note(name, False, found.failure)
+    own, copy = found
+    right = own >= at_least * copy
+    said = (
+        f"{name} reaches an effective bandwidth of {own:,.0f} GB/s, "
+        f"{own / copy:.0%} of the copy's {copy:,.0f} GB/s"
+    )
+    said = f"Right: {said}." if right else f"Not yet: {said}; {at_least:.0%} is enough."
+    return _note(name, right, said)
+
+
+# ---- answers and guesses -------------------------------------------------------------
+
+
+def value(
+    answer: Any,
+    want: Any,
+    *,
+    name: str | None = None,
+    mistakes: Mapping[Any, str] | None = None,
+    within: float = 0.0,
+) -> Verdict:
+    """Judges the answer to a question: a number, a word, or a tuple, list or dict.
+
+    Args:
+        answer: the learner's; `...` and None mean that there is none yet.
+        want: the right one. Let an instrument compute it, so that no cell shows it.
+        name: of the exercise.
+        mistakes: a sentence for each wrong answer that is known.
+        within: how far a number may be from the right one, as a share of it.
+    """
+    parts, wanted = _parts(answer), _parts(want)
+    open_parts = [key for key, part in parts.items() if part is None or part is ...]
+    if open_parts:
+        of = f" ({open_parts[0]})" if len(wanted) > 1 and open_parts[0] != "" else ""
+        return _note(name, False, f'Not yet: replace the "..." by your answer{of}.')
+    if parts.keys() != wanted.keys():
+        said = f"Not yet: {len(wanted)} values are asked for, got {_shown(answer)}."
+        return _note(name, False, said)
+    wrong = [key for key in wanted if not _alike(parts[key], wanted[key], within)]
+    if not wrong:
+        return _note(name, True, f"Right: {_shown(answer)}.")
+    found = parts[wrong[0]]
+    of = f" for {wrong[0]}" if len(wanted) > 1 else ""
+    said = f"Not yet: {_shown(found)}{of} is not right."
+    for known, hint in (mistakes or {}).items():
+        if _alike(answer, known, within) or _alike(found, known, within):
+            said = f"{said} {hint}"
+            break
+    return _note(name, False, said)
+
+
+def guess(guessed: Any, measured: Any, unit: str = "", *, given: Any = None) -> Verdict:
+    """Says how near guesses were. It is true if all are within a factor of 2.
+
+    Args:
+        guessed: numbers by name, or a list, or one number; `...` is no guess.
+        measured: the same of what was measured.
+        unit: of both, such as "copies".
+        given: the numbers that stood in the cell before the learner changed them.
+    """
+    guesses, found = _parts(guessed), _parts(measured)
+    factors = {
+        key: max(guesses[key] / found[key], found[key] / guesses[key])
+        for key in found
+        if isinstance(guesses.get(key), int | float) and guesses[key] > 0
+        if found[key] > 0
+    }
+    missing = [str(key) for key in found if key not in factors]
+    if not factors:
+        return Verdict(None, "No guess yet: write down a number for each.")
+    count = len(factors)
+    near = {most: sum(f <= most for f in factors.values()) for most in (1.5, 2)}
+    plural = "guess is" if count == 1 else "guesses are"
+    said = f"{near[1.5]} of {count} {plural} within a factor of 1.5"
+    if near[2] > near[1.5]:
+        said += f", and {near[2]} within 2,"
+    said += " of the measurement"
+    worst = max(factors, key=factors.__getitem__)
+    if factors[worst] > 1.5:
+        label = f"{worst}, " if count > 1 else ""
+        said += f"; furthest off: {label}guessed {guesses[worst]:.3g}, measured "
+        said += f"{found[worst]:.3g} {unit}".rstrip()
+    if missing:
+        said += f"; no guess for {listed(missing)}"
+    if given is not None and _parts(given) == guesses:
+        said = f"As the numbers stood in the cell: {said}"
+    return Verdict(near[2] == len(found), wrapped(f"{said}."))
+
+
+def _parts(answer: Any) -> dict[Any, Any]:
+    """An answer's parts by their names or places; "" is the name of a single one."""
+    if hasattr(answer, "to_dict"):  # of pandas
+        answer = answer.to_dict()
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    if isinstance(answer, list | tuple):
+        return dict(enumerate(answer))
+    return {"": answer}
+
+
+def _alike(a: Any, b: Any, within: float) -> bool:
+    numbers = (int, float)
+    if isinstance(a, numbers) and isinstance(b, numbers):
+        return math.isclose(a, b, rel_tol=max(within, 1e-9), abs_tol=0)
+    if isinstance(a, str) and isinstance(b, str):
+        return a.strip().lower() == b.strip().lower()
+    return type(a) is type(b) and a == b
+
+
+def _shown(answer: Any) -> str:
+    whole = isinstance(answer, int) and not isinstance(answer, bool)
+    return f"{answer:,}" if whole else str(answer)
+
+
+# ---- the process ---------------------------------------------------------------------
+
+
+@functools.cache
+def _helper(world: str) -> Helper:
+    return Helper(world, hide_gpu=world == "interpreter")
+
+
+def _judged(
+    function: Any,
+    first: Callable,
+    whole: Callable,
+    name: str | None,
+    interpreter: bool,
+    limit_s: float,
+) -> Verdict:
+    """Runs the trials of a function, and says what they found."""
+    name = name or check.label(function)
+    if said := _unready(function):
+        return _note(name, False, said)
+    stages = [("interpreter", first, min(limit_s, FIRST_LIMIT_S))]
+    stages += [("interpreter", whole, limit_s)]
+    if not interpreter:
+        stages = []
+    if not backend.INTERPRETED:
+        stages += [("compiler", whole, limit_s)]
+    if not stages:
+        said = f"Not judged: Triton's interpreter cannot run {name}, so it needs a GPU."
+        return _note(name, None, said)
+    outcome = Outcome(None)
+    for world, trial, seconds in stages:
+        outcome = _run(world, trial, function, name, seconds)
+        if outcome.failure:
+            return _note(name, False, outcome.failure)
+    return _note(name, True, f"Right: {name} passes {outcome.tried}.")
+
+
+def _unready(function: Any) -> str:
+    """What a function lacks before it can be called; empty if nothing."""
+    if function is None or function is ...:
+        return 'Not yet: the function is still "...".'
+    if not callable(function):
+        kind = type(function).__name__
+        raise TypeError(f"function must be a function to judge, got {kind}")
+    if place := verdict.unfinished(function):
+        return f'Not yet: line {place[1]} of {place[0]} still has "..." in it.'
+    return ""
+
+
+def _run(
+    world: str, trial: Callable, function: Callable, name: str, limit_s: float
+) -> Any:
+    """Runs a trial in a process of that world; its end is an outcome, too."""
+    helper = _helper(world)
+    helper.call(int)  # starts it, outside of the limit
+    sources = {
+        (file := each.__code__.co_filename): linecache.getlines(file)
+        for each in verdict._named(function, set())
+    }
+    try:
+        outcome = helper.call(trials.run, (trial, sources, function), limit_s=limit_s)
+    except TimeoutError:
+        said = f"did not end within {limit_s:g} s. Does one of its loops never end?"
+        return Outcome(f"Not yet: {name} {said}")
+    except (TypeError, pickle.PicklingError) as error:
+        if helper.process is None or not isinstance(error, pickle.PicklingError):
+            raise
+        return Outcome(f"Not yet: {name} cannot be sent to another process: {error}.")
+    except RuntimeError:
+        if helper.process is not None:
+            raise
+        return Outcome(f"Not yet: {name} {_end(helper.exit_code)}")
+    if isinstance(outcome, Outcome) and outcome.broken:
+        helper.stop()
+        return Outcome(
+            f"Not yet: {name} breaks its process's use of the GPU "
+            f"({outcome.failure}). Is an access not masked, or an offset wrong?"
+        )
+    return outcome
+
+
+def _end(exit_code: int | None) -> str:
+    """How a process ended, in words."""
+    if exit_code == -signal.SIGSEGV:
+        return (
+            "ends its process by an access to memory that isn't its own. Is an access "
+            "not masked, or an offset wrong?"
+        )
+    if exit_code == -signal.SIGKILL:
+        return "is ended by the system, probably as it needs too much memory."
+    if exit_code is not None and exit_code < 0:
+        return f"ends its process (signal {-exit_code})."
+    return "ends its process, as sys.exit does. It should return its result."
+
+
+# ---- progress ------------------------------------------------------------------------
+
+_chapter: list[str] = []  # the one that this notebook declared last
+_exercises: dict[str, dict[str, str]] = {}  # of each chapter: its exercises' kinds
+_solved: dict[str, list[str]] = {}
+
+
+def chapter(stem: str, **exercises: str | Sequence[str]) -> None:
+    """Declares the exercises of a chapter; a notebook's first cell calls it.
+
+    Args:
+        stem: the chapter's, such as "strided".
+        exercises: the names of its functions by their kinds: repair="row_max",
+            write=("log_softmax", "causal_softmax"), answer="bytes".
+    """
+    _chapter[:] = [stem]
+    _exercises[stem] = {
+        name: kind
+        for kind, names in exercises.items()
+        for name in ([names] if isinstance(names, str) else names)
+    }
+
+
+def progress(stem: str | None = None) -> "Lines":
+    """Shows how many exercises are solved: of a chapter, or of all that were tried."""
+    kept = _kept()
+    stems = [stem] if stem else sorted({*kept, *_solved})
+    lines = []
+    for each in stems:
+        exercises = _exercises.get(each) or kept.get(each, {}).get("exercises", {})
+        solved = {*_solved.get(each, ()), *kept.get(each, {}).get("solved", ())}
+        todo = [f"{exercises[name]} {name}" for name in exercises if name not in solved]
+        done = f"{each}: {len(exercises) - len(todo)} of {len(exercises)} exercises"
+        lines.append(f"{done} solved" + (f" (open: {', '.join(todo)})" if todo else ""))
+    return Lines(lines or ["No exercise was tried yet."])
+
+
+class Lines(list):
+    """Lines of text, which a notebook shows as such."""
+
+    def __repr__(self) -> str:
+        return "\n".join(map(wrapped, self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))
+
+
+def _note(name: str | None, right: bool | None, sentence: str) -> Verdict:
+    """Makes the verdict, and notes what is solved."""
+    stem = _chapter[0] if _chapter else None
+    if stem and name in _exercises[stem]:
+        solved = _solved.setdefault(stem, [])
+        if right and name not in solved:
+            solved.append(name)
+        _keep(stem)
+    return Verdict(right, wrapped(sentence))
+
+
+def _file() -> Path | None:
+    named = os.environ.get("COURSE_PROGRESS")
+    if named is not None:
+        return Path(named) if named else None
+    solutions = Path.cwd().name == "solutions"
+    return None if solutions else backend.ROOT / ".progress.json"
+
+
+def _kept() -> dict[str, dict]:
+    """What the file says; nothing if there is none, or none that can be read."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return json.loads(_file().read_text())
+    return {}
+
+
+def _keep(stem: str) -> None:
+    if (file := _file()) is None:
+        return
+    kept = _kept()
+    solved = [*kept.get(stem, {}).get("solved", ()), *_solved[stem]]
+    exercises = _exercises[stem]
+    solved = [name for name in exercises if name in solved]
+    kept[stem] = {"exercises": exercises, "solved": solved}
+    with contextlib.suppress(OSError):  # of a course that cannot be written to
+        file.write_text(json.dumps(kept, indent=1) + "\n")
