@@ -1,6 +1,7 @@
 """The book: strictly built, nothing loaded from other hosts, every link in place."""
 
 import csv
+import importlib.util
 import json
 import re
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -214,6 +216,67 @@ def test_an_undefined_or_repeated_term_is_seen() -> None:
     assert glossary_terms(text + text) == ["warp", "SM", "multiprocessor"] * 2
     use = "a {term}`lane` of {term}`two\nwarps <warp>`"
     assert used_terms(use) == {"lane", "warp"}
+
+
+def extension(name: str) -> ModuleType:
+    """A module of book/extensions."""
+    path = ROOT / "book" / "extensions" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def cited_keys(text: str) -> set[str]:
+    """The keys of the sources that a page cites."""
+    return {key for _, key in extension("citations").CITATION.findall(text)}
+
+
+def uncited(text: str) -> list[str]:
+    """The items under the heading Sources that cite nothing."""
+    items = text.partition("## Sources\n")[2].strip().removeprefix("- ").split("\n- ")
+    own = "](../book/sources.md)"  # the page with the sources of the whole course
+    return [item for item in items if not cited_keys(item) and own not in item]
+
+
+def known_keys() -> list[str]:
+    text = (ROOT / "book" / "sources.bib").read_text()
+    return re.findall(r"^@\w+\{(.+),$", text, re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_key_that_a_page_cites_is_known(page: Path) -> None:
+    assert cited_keys(prose(page)) <= set(known_keys())
+
+
+@pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
+def test_each_source_of_a_chapter_has_a_key(page: Path) -> None:
+    assert uncited(prose(page)) == []
+
+
+def test_a_source_without_a_key_and_an_unknown_key_are_seen() -> None:
+    text = "## Sources\n\n- [A](../book/sources.md#no-key).\n- [B](https://b.org)."
+    assert cited_keys(text) - set(known_keys()) == {"no-key"}
+    assert uncited(text) == ["[B](https://b.org)."]
+
+
+def test_the_list_of_sources_is_that_of_the_bibtex_file() -> None:
+    pytest.importorskip("pybtex", reason="comes with sphinxcontrib-bibtex")
+    keys = known_keys()
+    assert len(set(keys)) == len(keys) > 30
+    citations = extension("citations")
+    written = citations.as_markdown()
+    assert sorted(re.findall(r"^- `(.+?)`: ", written, re.M)) == sorted(keys)
+    assert written in (ROOT / "book" / "sources.md").read_text(), citations.__doc__
+
+
+def test_the_book_labels_citations_and_links_them_to_the_bibliography(
+    book: Path,
+) -> None:
+    page = (book / "notebooks" / "16_online.html").read_text()
+    (link,) = re.findall(r'Gimelshein 2018 .*?href="([^"]+)"', page)
+    target = link.removeprefix("../book/sources.html#")
+    assert f'id="{target}"' in (book / "book" / "sources.html").read_text()
 
 
 def test_the_summary_figure_shows_the_record() -> None:

@@ -140,6 +140,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
 
 def test_an_upper_bound_of_a_tool_counts(check_python, installed):
     installed |= {"jupyter-book": "2.0.1", "sphinx-book-theme": "1.2.0"}
+    installed["sphinxcontrib-bibtex"] = "2.7.0"
     assert "has jupyter-book 2.0.1." in check_python.main(["book"])
 
 
