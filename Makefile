@@ -7,6 +7,8 @@
 #:   make record   on a GPU: execute every notebook in place and record what it measures
 #:   make bench    on a GPU: measure the benchmark of chapter 18, peers beside it
 #:   make pairs    make test on several pairs of PyTorch and Triton (downloads each)
+#:   make fresh    open a notebook alone, in a new environment (downloads PyTorch)
+#:   make address  change the repository's address everywhere: URL=... REVISION=...
 #:
 #: Each target makes what it needs in .venv (Python 3.11 or newer) and keeps it up to date.
 #: ARGS="..."                 goes to JupyterLab, pytest or the benchmark:
@@ -34,7 +36,7 @@ needs-bench := run
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book lint record bench pairs
+.PHONY: help lab test book lint record bench pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -75,6 +77,12 @@ bench: $(call ready,bench)
 
 pairs:
 	@.ci/pairs $(PAIRS)
+
+fresh: $(call ready,test)
+	COURSE_FRESH=1 $(PY) -m pytest -n 0 tests/test_open.py $(ARGS)
+
+address:
+	@$(BASE_PYTHON) .ci/address.py '$(URL)' '$(REVISION)'
 
 .venv/.ready: requirements.txt pyproject.toml
 	@$(BASE_PYTHON) -c '$(SUPPORTED)' 2>/dev/null || \

@@ -85,4 +85,5 @@ def main() -> None:
         os.chdir(ROOT / "notebooks")
 
 
-main()
+if __name__ == "<run_path>":  # as runpy calls it
+    main()
