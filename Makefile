@@ -6,6 +6,8 @@
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
 #:   make bench    on a GPU: measure the benchmark of chapter 18, peers beside it
+#:   make hub      start a classroom: JupyterHub on this machine, a login per learner
+#:   make hub-test prove the classroom: two learners run a chapter at once
 #:   make pairs    make test on several pairs of PyTorch and Triton (downloads each)
 #:   make fresh    open a notebook alone, in a new environment (downloads PyTorch)
 #:   make address  change the repository's address everywhere: URL=... REVISION=...
@@ -25,18 +27,20 @@ PAIRS ?= 2.11+3.6.0 2.13+3.7.1 2.13+3.9.0
 # An environment of the learner's own needs only what the target uses: groups of
 # pyproject.toml, or packages.
 ready = $(if $(PYTHON),check-$(1),.venv/.ready)
+HUB := $(if $(PYTHON),,.venv/.hub)
 needs-lab := run lab
 needs-test := run test
 needs-book := book
 needs-lint := ruff
 needs-record := run lab
 needs-bench := run
+needs-hub := run lab jupyterhub
 
 # Notebook kernels find the course through PYTHONPATH, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book lint record bench pairs fresh address
+.PHONY: help lab test book lint record bench hub hub-test pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -75,6 +79,12 @@ bench: $(call ready,bench)
 	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.fastest $(ARGS)
 	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.flush
 
+hub: $(call ready,hub) $(HUB)
+	$(PY) -m jupyterhub -f hub/jupyterhub_config.py $(ARGS)
+
+hub-test: $(call ready,test) $(call ready,hub) $(HUB)
+	COURSE_HUB_TEST=1 $(PY) -m pytest -n 0 -s tests/test_hub.py $(ARGS)
+
 pairs:
 	@.ci/pairs $(PAIRS)
 
@@ -93,6 +103,14 @@ address:
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt && \
 	  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . || \
 	  { echo 'The installation failed, see above: check the network, the free disk space and that PyTorch supports this Python, then try again' >&2; exit 1; }
+	@touch $@
+
+# What only the classroom needs: JupyterHub, Node, and the proxy, which npm installs.
+.venv/.hub: .venv/.ready
+	@echo 'Adding JupyterHub, Node and the proxy to .venv (once) ...'
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[hub]' && \
+	  PATH="$(CURDIR)/.venv/bin:$$PATH" npm install --global --prefix .venv --silent configurable-http-proxy@5 || \
+	  { echo 'The installation failed, see above: check the network and the free disk space, then try again' >&2; exit 1; }
 	@touch $@
 
 check-%:

@@ -81,7 +81,10 @@ def main() -> None:
         )
     install_what_is_missing()
     find_the_course_first()
-    if not Path.cwd().resolve().is_relative_to(ROOT):
+    here = (
+        Path.cwd()
+    )  # in a classroom a folder of the learner's, with a link to kernels
+    if not any((path / "kernels/lab").is_dir() for path in (here, *here.parents)):
         os.chdir(ROOT / "notebooks")
 
 
