@@ -122,6 +122,39 @@ def test_a_new_process_can_import_what_runs(run):
     assert getattr(dram, run.__qualname__) is run
 
 
+def is_expected(row: dict[str, int], asked: traffic.Line, l2_bytes: int) -> bool:
+    """Whether a line moved the bytes that are predicted for it, where L2 was emptied.
+
+    The counters are the whole GPU's, and other tests use the GPU as well. Other
+    processes may run between the emptying and the line, and leave values in L2 that are
+    written to DRAM while the line runs: at most what L2 holds. As many of the line's
+    own values may still be there when it ends.
+    """
+    others = 0.1 * 4 * math.prod(dram.LARGE)
+    return (
+        abs(row["read_bytes"] - 4 * asked.read) <= others
+        and abs(row["written_bytes"] - 4 * asked.written) <= l2_bytes
+    )
+
+
+@pytest.mark.parametrize(
+    ("matrices_read", "written_bytes", "expected"),
+    [
+        (1, 32_768, True),  # a value for each row
+        (1, 28_669_696, True),  # an H200's, with what other tests had left in L2
+        (1, 4 * math.prod(dram.LARGE), False),  # an intermediate matrix
+        (2, 32_768, False),
+        (0, 32_768, False),
+    ],
+)
+def test_an_intermediate_matrix_is_not_expected(matrices_read, written_bytes, expected):
+    row = {"read_bytes": matrices_read * 4 * math.prod(dram.LARGE)}
+    row["written_bytes"] = written_bytes
+    lines = {line.name: line for line in traffic.predicted(*dram.LARGE)}
+    for name in ("H200", "RTX 5090"):
+        assert is_expected(row, lines["sum"], gpu.named(name).l2_bytes) == expected
+
+
 @pytest.mark.gpu
 def test_the_five_lines_under_the_profiler():
     try:
@@ -129,9 +162,7 @@ def test_the_five_lines_under_the_profiler():
     except record.Unavailable as error:
         pytest.skip(str(error))
     lines = {line.name: line for line in traffic.predicted(*dram.LARGE)}
-    others = 0.1 * 4 * math.prod(dram.LARGE)  # other tests use the GPU as well
+    found = [row for row in found if row["l2"] == "emptied" and row["step"] in lines]
+    assert [row["step"] for row in found] == [*lines]
     for row in found:
-        if row["l2"] == "emptied" and row["step"] in traffic.LINES:
-            asked = lines[row["step"]]
-            assert row["read_bytes"] == pytest.approx(4 * asked.read, abs=others)
-            assert row["written_bytes"] <= 4 * asked.written + others
+        assert is_expected(row, lines[row["step"]], gpu.here().l2_bytes), row
