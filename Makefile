@@ -5,6 +5,7 @@
 #:   make book     build the HTML book, strictly, into _build/html
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
+#:   make exercises  write notebooks/exercises from notebooks/solutions
 #:   make bench    on a GPU: measure the benchmark of chapter 18, peers beside it
 #:   make hub      start a classroom: JupyterHub on this machine, a login per learner
 #:   make hub-test prove the classroom: two learners run a chapter at once
@@ -34,13 +35,14 @@ needs-book := book
 needs-lint := ruff
 needs-record := run lab
 needs-bench := run
+needs-exercises := lab
 needs-hub := run lab jupyterhub
 
 # Notebook kernels find the course through PYTHONPATH, installed or not.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book lint record bench hub hub-test pairs fresh address
+.PHONY: help lab test book lint record bench exercises hub hub-test pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -84,6 +86,9 @@ hub: $(call ready,hub) $(HUB)
 
 hub-test: $(call ready,test) $(call ready,hub) $(HUB)
 	COURSE_HUB_TEST=1 $(PY) -m pytest -n 0 -s tests/test_hub.py $(ARGS)
+
+exercises: $(call ready,exercises)
+	$(PY) .ci/exercises.py $(ARGS)
 
 pairs:
 	@.ci/pairs $(PAIRS)

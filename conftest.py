@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent
+collect_ignore = ["notebooks/exercises"]  # notebooks/solutions is where they are run
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path
