@@ -3,6 +3,7 @@
 #:   make lab      open the course in JupyterLab, on chapter 1
 #:   make test     prove everything: unit tests, and every notebook cell by cell
 #:   make book     build the HTML book, strictly, into _build/html
+#:   make slides   write the slides of each part into _build/slides
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
 #:   make exercises  write notebooks/exercises from notebooks/solutions
@@ -32,6 +33,7 @@ HUB := $(if $(PYTHON),,.venv/.hub)
 needs-lab := run lab
 needs-test := run test
 needs-book := book
+needs-slides := book slides
 needs-lint := ruff
 needs-record := run lab
 needs-bench := run
@@ -42,7 +44,7 @@ needs-hub := run lab jupyterhub
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book lint record bench exercises hub hub-test pairs fresh address
+.PHONY: help lab test book slides lint record bench exercises hub hub-test pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -54,6 +56,9 @@ test: $(call ready,test)
 
 book: $(call ready,book)
 	$(PY) -m jupyter book build . --all -W -n --keep-going
+
+slides: $(call ready,slides)
+	$(PY) .ci/slides.py
 
 lint: $(call ready,lint)
 	$(PY) -m ruff check .

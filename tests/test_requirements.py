@@ -62,14 +62,14 @@ def installed(check_python, monkeypatch):
 
 
 def test_requirements_name_the_packages_of_pyproject():
-    groups = ("cuda", "lab", "book", "test")
+    groups = ("cuda", "lab", "book", "slides", "test")
     extras = [line for name in groups for line in EXTRAS[name]]
     assert [parsed(line).name for line in WHOLE] == [
         parsed(line).name for line in RUN + extras
     ]
 
 
-@pytest.mark.parametrize("extra", ["cuda", "lab", "book", "test"])
+@pytest.mark.parametrize("extra", ["cuda", "lab", "book", "slides", "test"])
 def test_requirements_have_the_ranges_of_the_extras(extra):
     whole = by_name(WHOLE)
     for name, requirement in by_name(EXTRAS[extra]).items():
