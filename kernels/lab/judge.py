@@ -14,26 +14,17 @@ sentences, too, and the notebook goes on. The function runs in Triton's interpre
 first, which checks every access on small inputs, and then on the GPU, if there is one.
 So the first sentence is the same on every machine.
 
-What is solved is kept in `.progress.json` in the course's folder. COURSE_PROGRESS in
-the environment names another file; if it is empty, nothing is kept. Nothing is kept of
-what runs in `notebooks/solutions`.
-
 Weighed: nbgrader and otter-grader collect and grade notebooks for a teacher. Each
 exercise needs a cell of assertions, which shows the learner a traceback.
 Triton-Puzzles compares one input, in the notebook's own process.
 """
 
-import contextlib
 import functools
-import json
 import linecache
-import math
-import os
 import pickle
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,13 +32,15 @@ import torch
 from kernels.lab import backend, check, clock, trials, verdict
 from kernels.lab.cases import FINITE
 from kernels.lab.process import Helper
-from kernels.lab.trials import Outcome, listed, wrapped
+from kernels.lab.progress import chapter, note, progress
+from kernels.lab.trials import Outcome, alike, listed, parts_of, shown, wrapped
 
 __all__ = [
     "FINITE",
     "Verdict",
     "bandwidth",
     "chapter",
+    "formula",
     "guess",
     "operator",
     "progress",
@@ -235,25 +228,62 @@ def value(
         mistakes: a sentence for each wrong answer that is known.
         within: how far a number may be from the right one, as a share of it.
     """
-    parts, wanted = _parts(answer), _parts(want)
+    parts, wanted = parts_of(answer), parts_of(want)
     open_parts = [key for key, part in parts.items() if part is None or part is ...]
     if open_parts:
         of = f" ({open_parts[0]})" if len(wanted) > 1 and open_parts[0] != "" else ""
         return _note(name, False, f'Not yet: replace the "..." by your answer{of}.')
     if parts.keys() != wanted.keys():
-        said = f"Not yet: {len(wanted)} values are asked for, got {_shown(answer)}."
+        said = f"Not yet: {len(wanted)} values are asked for, got {shown(answer)}."
         return _note(name, False, said)
-    wrong = [key for key in wanted if not _alike(parts[key], wanted[key], within)]
+    wrong = [key for key in wanted if not alike(parts[key], wanted[key], within)]
     if not wrong:
-        return _note(name, True, f"Right: {_shown(answer)}.")
+        return _note(name, True, f"Right: {shown(answer)}.")
     found = parts[wrong[0]]
     of = f" for {wrong[0]}" if len(wanted) > 1 else ""
-    said = f"Not yet: {_shown(found)}{of} is not right."
+    said = f"Not yet: {shown(found)}{of} is not right."
     for known, hint in (mistakes or {}).items():
-        if _alike(answer, known, within) or _alike(found, known, within):
+        if alike(answer, known, within) or alike(found, known, within):
             said = f"{said} {hint}"
             break
     return _note(name, False, said)
+
+
+def formula(
+    function: Callable,
+    reference: Callable,
+    cases: Sequence[tuple],
+    *,
+    mistakes: Mapping[str, Callable] | None = None,
+    within: float = 1e-9,
+    name: str | None = None,
+    limit_s: float = FIRST_LIMIT_S,
+) -> Verdict:
+    """Judges a function of numbers or words, such as a count of bytes.
+
+    Args:
+        function: returns a number, a word, or a tuple, list or dict of such.
+        reference: returns the right ones.
+        cases: the arguments of each call, a tuple; two calls or more.
+        mistakes: for a sentence, the function that makes the mistake.
+        within: how far a number may be from the right one, as a share of it.
+        name: of the exercise; None means the function's.
+        limit_s: the seconds that it may take.
+
+    Raises:
+        ValueError: there is only one case.
+    """
+    if len(cases) < 2:
+        raise ValueError(f"cases must hold two calls or more, got {cases!r}")
+    name = name or check.label(function)
+    if said := _unready(function):
+        return _note(name, False, said)
+    options = {"reference": reference, "cases": list(cases), "within": within}
+    trial = functools.partial(trials.of_formula, **options, mistakes=mistakes or {})
+    outcome = _run("interpreter", trial, function, name, limit_s)
+    if outcome.failure:
+        return _note(name, False, outcome.failure)
+    return _note(name, True, f"Right: {name} passes {outcome.tried}.")
 
 
 def guess(guessed: Any, measured: Any, unit: str = "", *, given: Any = None) -> Verdict:
@@ -265,7 +295,7 @@ def guess(guessed: Any, measured: Any, unit: str = "", *, given: Any = None) -> 
         unit: of both, such as "copies".
         given: the numbers that stood in the cell before the learner changed them.
     """
-    guesses, found = _parts(guessed), _parts(measured)
+    guesses, found = parts_of(guessed), parts_of(measured)
     factors = {
         key: max(guesses[key] / found[key], found[key] / guesses[key])
         for key in found
@@ -289,34 +319,15 @@ def guess(guessed: Any, measured: Any, unit: str = "", *, given: Any = None) -> 
         said += f"{found[worst]:.3g} {unit}".rstrip()
     if missing:
         said += f"; no guess for {listed(missing)}"
-    if given is not None and _parts(given) == guesses:
+    if given is not None and parts_of(given) == guesses:
         said = f"As the numbers stood in the cell: {said}"
     return Verdict(near[2] == len(found), wrapped(f"{said}."))
 
 
-def _parts(answer: Any) -> dict[Any, Any]:
-    """An answer's parts by their names or places; "" is the name of a single one."""
-    if hasattr(answer, "to_dict"):  # of pandas
-        answer = answer.to_dict()
-    if isinstance(answer, Mapping):
-        return dict(answer)
-    if isinstance(answer, list | tuple):
-        return dict(enumerate(answer))
-    return {"": answer}
-
-
-def _alike(a: Any, b: Any, within: float) -> bool:
-    numbers = (int, float)
-    if isinstance(a, numbers) and isinstance(b, numbers):
-        return math.isclose(a, b, rel_tol=max(within, 1e-9), abs_tol=0)
-    if isinstance(a, str) and isinstance(b, str):
-        return a.strip().lower() == b.strip().lower()
-    return type(a) is type(b) and a == b
-
-
-def _shown(answer: Any) -> str:
-    whole = isinstance(answer, int) and not isinstance(answer, bool)
-    return f"{answer:,}" if whole else str(answer)
+def _note(name: str | None, right: bool | None, sentence: str) -> Verdict:
+    """Makes the verdict, and notes it for the progress."""
+    note(name, right)
+    return Verdict(right, wrapped(sentence))
 
 
 # ---- the process ---------------------------------------------------------------------
@@ -376,7 +387,7 @@ def _run(
     helper.call(int)  # starts it, outside of the limit
     sources = {
         (file := each.__code__.co_filename): linecache.getlines(file)
-        for each in verdict._named(function, set())
+        for each in verdict.named(function, set())
     }
     try:
         outcome = helper.call(trials.run, (trial, sources, function), limit_s=limit_s)
@@ -412,88 +423,3 @@ def _end(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         return f"ends its process (signal {-exit_code})."
     return "ends its process, as sys.exit does. It should return its result."
-
-
-# ---- progress ------------------------------------------------------------------------
-
-_chapter: list[str] = []  # the one that this notebook declared last
-_exercises: dict[str, dict[str, str]] = {}  # of each chapter: its exercises' kinds
-_solved: dict[str, list[str]] = {}
-
-
-def chapter(stem: str, **exercises: str | Sequence[str]) -> None:
-    """Declares the exercises of a chapter; a notebook's first cell calls it.
-
-    Args:
-        stem: the chapter's, such as "strided".
-        exercises: the names of its functions by their kinds: repair="row_max",
-            write=("log_softmax", "causal_softmax"), answer="bytes".
-    """
-    _chapter[:] = [stem]
-    _exercises[stem] = {
-        name: kind
-        for kind, names in exercises.items()
-        for name in ([names] if isinstance(names, str) else names)
-    }
-
-
-def progress(stem: str | None = None) -> "Lines":
-    """Shows how many exercises are solved: of a chapter, or of all that were tried."""
-    kept = _kept()
-    stems = [stem] if stem else sorted({*kept, *_solved})
-    lines = []
-    for each in stems:
-        exercises = _exercises.get(each) or kept.get(each, {}).get("exercises", {})
-        solved = {*_solved.get(each, ()), *kept.get(each, {}).get("solved", ())}
-        todo = [f"{exercises[name]} {name}" for name in exercises if name not in solved]
-        done = f"{each}: {len(exercises) - len(todo)} of {len(exercises)} exercises"
-        lines.append(f"{done} solved" + (f" (open: {', '.join(todo)})" if todo else ""))
-    return Lines(lines or ["No exercise was tried yet."])
-
-
-class Lines(list):
-    """Lines of text, which a notebook shows as such."""
-
-    def __repr__(self) -> str:
-        return "\n".join(map(wrapped, self))
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self))
-
-
-def _note(name: str | None, right: bool | None, sentence: str) -> Verdict:
-    """Makes the verdict, and notes what is solved."""
-    stem = _chapter[0] if _chapter else None
-    if stem and name in _exercises[stem]:
-        solved = _solved.setdefault(stem, [])
-        if right and name not in solved:
-            solved.append(name)
-        _keep(stem)
-    return Verdict(right, wrapped(sentence))
-
-
-def _file() -> Path | None:
-    named = os.environ.get("COURSE_PROGRESS")
-    if named is not None:
-        return Path(named) if named else None
-    solutions = Path.cwd().name == "solutions"
-    return None if solutions else backend.ROOT / ".progress.json"
-
-
-def _kept() -> dict[str, dict]:
-    """What the file says; nothing if there is none, or none that can be read."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return json.loads(_file().read_text())
-    return {}
-
-
-def _keep(stem: str) -> None:
-    if (file := _file()) is None:
-        return
-    kept = _kept()
-    solved = [*kept.get(stem, {}).get("solved", ()), *_solved[stem]]
-    exercises = _exercises[stem]
-    solved = [name for name in exercises if name in solved]
-    kept[stem] = {"exercises": exercises, "solved": solved}
-    with contextlib.suppress(OSError):  # of a course that cannot be written to
-        file.write_text(json.dumps(kept, indent=1) + "\n")

@@ -12,9 +12,10 @@ seconds in the interpreter, and the inputs that break kernels are known
 import contextlib
 import io
 import linecache
+import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -333,6 +334,71 @@ def _exact(value: Any) -> Any:
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# ---- formulas ------------------------------------------------------------------------
+
+
+def of_formula(
+    function: Callable,
+    reference: Callable,
+    cases: Sequence[tuple],
+    mistakes: Mapping[str, Callable],
+    within: float,
+) -> Outcome:
+    """Compares what a function returns with the right answers, call by call.
+
+    Args: as for `judge.formula`.
+    """
+    name = check.label(function)
+    for args in cases:
+        words = [name_of(a) if isinstance(a, torch.dtype) else str(a) for a in args]
+        call = f"{name}({', '.join(words)})"
+        try:
+            got = function(*args)
+        except Exception as error:
+            return Outcome(f"{call} fails: {verdict.raised(error, function)}.")
+        want = reference(*args)
+        found, right = parts_of(got), parts_of(want)
+        if found.keys() != right.keys():
+            count = "one value is" if len(right) == 1 else f"{len(right)} values are"
+            return Outcome(f"{call} returns {shown(got)}; {count} asked for.")
+        wrong = [key for key in right if not alike(found[key], right[key], within)]
+        if not wrong:
+            continue
+        key = wrong[0]
+        which = "should be" if key == "" else f"should return, for {key},"
+        said = f"{call} {which} {shown(right[key])}, not {shown(found[key])}."
+        for sentence, wrongly in mistakes.items():
+            if alike(found[key], parts_of(wrongly(*args)).get(key), within):
+                return Outcome(f"{said} {sentence}")
+        return Outcome(said)
+    return Outcome(None, f"{len(cases)} calls")
+
+
+def parts_of(answer: Any) -> dict[Any, Any]:
+    """An answer's parts by their names or places; "" is the name of a single one."""
+    if hasattr(answer, "to_dict"):  # of pandas
+        answer = answer.to_dict()
+    if isinstance(answer, Mapping):
+        return dict(answer)
+    if isinstance(answer, list | tuple):
+        return dict(enumerate(answer))
+    return {"": answer}
+
+
+def alike(a: Any, b: Any, within: float) -> bool:
+    numbers = (int, float)
+    if isinstance(a, numbers) and isinstance(b, numbers):
+        return math.isclose(a, b, rel_tol=max(within, 1e-9), abs_tol=0)
+    if isinstance(a, str) and isinstance(b, str):
+        return a.strip().lower() == b.strip().lower()
+    return type(a) is type(b) and a == b
+
+
+def shown(answer: Any) -> str:
+    whole = isinstance(answer, int) and not isinstance(answer, bool)
+    return f"{answer:,}" if whole else str(answer)
 
 
 # ---- bandwidth -----------------------------------------------------------------------
