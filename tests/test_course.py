@@ -300,9 +300,10 @@ def test_outputs_name_the_gpu_that_made_them(notebook):
 
 
 def words(notebook) -> int:
-    """The words of a page's text; a table's bars and rules are no words."""
+    """The words of a page's text; neither a table's bars nor a caption's number are."""
     prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    return sum(word.strip("|:-") != "" for word in "\n".join(prose).split())
+    text = re.sub(r"^\*\*(Figure|Table) [\d.]+\*\* ", "", "\n".join(prose), flags=re.M)
+    return sum(word.strip("|:-") != "" for word in text.split())
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -331,6 +332,98 @@ def test_every_figure_has_alternative_text(notebook):
         shows = any("image/png" in output.get("data", {}) for output in cell.outputs)
         alt = cell.metadata.get("mystnb", {}).get("image", {}).get("alt", "")
         assert not shows or len(alt) > 30, cell.source
+
+
+CAPTION = re.compile(r"\*\*(Figure|Table) (\d+\.\d+)\.\*\* \S.*\.")
+MENTION = re.compile(r"\b([Ff]igure|[Tt]able)s? (\d+\.\d+(?:(?:, | and )\d+\.\d+)*)")
+
+
+def shown(cell) -> list[str]:
+    """Figure or Table, for each picture and each table among a cell's outputs."""
+    kinds = {"image/png": "Figure", "text/html": "Table"}
+    data = [output.get("data", {}) for output in cell.get("outputs", ())]
+    return [kind for each in data for mime, kind in kinds.items() if mime in each]
+
+
+def captions(notebook) -> list[tuple[list[list[str]], list[tuple[str, str]]]]:
+    """What the code cells before each Markdown cell show, and its first paragraphs
+    that are captions, as pairs of kind and number."""
+    found, above = [], []
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            above += [shown(cell)] if shown(cell) else []
+            continue
+        numbered = []
+        for paragraph in cell.source.split("\n\n"):
+            if not (caption := CAPTION.fullmatch(paragraph)):
+                break
+            numbered.append(caption.groups())
+        found.append((above, numbered))
+        above = []
+    return [*found, (above, [])]
+
+
+def fitting(above: list[list[str]]) -> list[list[str]]:
+    """The kinds of captions that outputs may have: a cell of pictures may have one."""
+    fits = [[]]
+    for kinds in above:
+        ways = [kinds, ["Figure"]] if set(kinds) == {"Figure"} else [kinds]
+        fits = [fit + way for fit in fits for way in ways]
+    return fits
+
+
+def misnumbered(notebook, number: int) -> list[str]:
+    """What is wrong with a chapter's captions and the mentions of their numbers."""
+    wrong, numbers = [], {"Figure": [], "Table": []}
+    for above, numbered in captions(notebook):
+        kinds = [kind for kind, _ in numbered]
+        if kinds not in fitting(above):
+            wrong.append(f"{above} has the captions {kinds}")
+        for kind, each in numbered:
+            numbers[kind].append(each)
+    for kind, found in numbers.items():
+        if found != [f"{number}.{i}" for i in range(1, len(found) + 1)]:
+            wrong.append(f"{kind}: {found}")
+    prose = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    for kind, mentioned in MENTION.findall(" ".join(prose.split())):
+        for each in re.findall(r"\d+\.\d+", mentioned):
+            if each not in numbers[kind.capitalize()]:
+                wrong.append(f"{kind} {each} is nowhere")
+    return wrong
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_figures_and_tables_are_numbered_and_mentions_have_targets(path):
+    page = nbformat.read(path, as_version=4)
+    assert misnumbered(page, NUMBERS[path.stem[3:]]) == []
+
+
+@pytest.mark.parametrize(
+    ("outputs", "text", "wrong"),
+    [
+        ("png html", "**Figure 4.1.** A.\n\n**Table 4.1.** B.\n\nIn table 4.1, …", ""),
+        ("png png", "**Figure 4.1.** Both.\n\nText.", ""),
+        ("png png", "**Figure 4.1.** A.\n\n**Figure 4.2.** B.", ""),
+        ("png", "Text.", "captions"),
+        ("html", "**Figure 4.1.** A table.", "captions"),
+        ("", "**Figure 4.1.** Nothing.", "captions"),
+        ("png", "**Figure 4.2.** A.", "Figure: "),
+        ("png", "**Figure 5.1.** A.", "Figure: "),
+        ("png", "**Figure 4.1.** A.\n\nSee table 4.1.", "table 4.1 is nowhere"),
+        ("png", "**Figure 4.1.** A.\n\nFigures 4.1 and 4.2.", "Figure 4.2 is nowhere"),
+        ("png", "**Figure 4.1.**\n\nNo words.", "captions"),
+    ],
+)
+def test_a_missing_or_wrong_number_is_seen(outputs, text, wrong):
+    mimes = {"png": "image/png", "html": "text/html"}
+    cell = nbformat.v4.new_code_cell()
+    cell.outputs = [
+        nbformat.v4.new_output("display_data", {mimes[each]: ""})
+        for each in outputs.split()
+    ]
+    below = nbformat.v4.new_markdown_cell(text)
+    found = misnumbered(nbformat.v4.new_notebook(cells=[cell, below]), 4)
+    assert (wrong in " ".join(found)) if wrong else not found
 
 
 def test_sections_stand_in_their_order(notebook):
