@@ -397,6 +397,8 @@ def alike(a: Any, b: Any, within: float) -> bool:
 
 
 def shown(answer: Any) -> str:
+    if isinstance(answer, float):
+        return f"{answer:.6g}"
     whole = isinstance(answer, int) and not isinstance(answer, bool)
     return f"{answer:,}" if whole else str(answer)
 
