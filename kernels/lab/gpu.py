@@ -174,6 +174,11 @@ def named(name: str) -> Gpu:
     return _DOCUMENTED[name]
 
 
+def documented() -> dict[str, Gpu]:
+    """Every documented GPU, by the short name that `named` takes."""
+    return dict(_DOCUMENTED)
+
+
 def of(name: str) -> Gpu:
     """The GPU that the driver calls `name`, such as "NVIDIA H200".
 

@@ -44,6 +44,10 @@ def test_every_generation_of_the_course_is_documented():
     assert generations == {75, 80, 86, 89, 90, 100, 120}
 
 
+def test_the_documented_gpus_can_be_listed():
+    assert gpu.documented() == {name: gpu.named(name) for name in DOCUMENTED}
+
+
 def test_unknown_names():
     with pytest.raises(ValueError, match=r"one of T4, A100.*got 'V100'"):
         gpu.named("V100")
