@@ -21,7 +21,6 @@ Triton-Puzzles compares one input, in the notebook's own process.
 
 import functools
 import linecache
-import pickle
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend, check, clock, trials, verdict
+from kernels.lab import backend, check, clock, process, trials, verdict
 from kernels.lab.cases import FINITE
 from kernels.lab.process import Helper
 from kernels.lab.progress import chapter, note, progress
@@ -387,17 +386,18 @@ def _run(
     helper.call(int)  # starts it, outside of the limit
     sources = {
         (file := each.__code__.co_filename): linecache.getlines(file)
-        for each in verdict.named(function, set())
+        for each in verdict.named(function)
     }
+    try:
+        process.dumps(function)
+    except Exception as error:
+        said = f"cannot be sent to the process that judges it: {error}."
+        return Outcome(f"Not yet: {name} {said}")
     try:
         outcome = helper.call(trials.run, (trial, sources, function), limit_s=limit_s)
     except TimeoutError:
         said = f"did not end within {limit_s:g} s. Does one of its loops never end?"
         return Outcome(f"Not yet: {name} {said}")
-    except (TypeError, pickle.PicklingError) as error:
-        if helper.process is None or not isinstance(error, pickle.PicklingError):
-            raise
-        return Outcome(f"Not yet: {name} cannot be sent to another process: {error}.")
     except RuntimeError:
         if helper.process is not None:
             raise

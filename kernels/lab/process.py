@@ -137,7 +137,8 @@ def _rebuild_kernel(
     return triton.jit(**options)(function)
 
 
-def _dumps(message: Any) -> bytes:
+def dumps(message: Any) -> bytes:
+    """What travels, as bytes: functions and kernels of a notebook by their source."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=5).dump(message)
     return buffer.getvalue()
@@ -240,7 +241,7 @@ class Helper:
             TimeoutError: the call took longer, and the process was ended.
             RuntimeError: the process died; the message ends with its last output.
         """
-        message = _dumps((list(sys.path), _dumps((function, args, kwargs or {}))))
+        message = dumps((list(sys.path), dumps((function, args, kwargs or {}))))
         with self.lock:
             if self.process is None:
                 self.start()
@@ -250,6 +251,8 @@ class Helper:
                     self.process.stdin.flush()
                     succeeded, answer, words = pickle.load(self.process.stdout)
             except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(1)  # it ends by itself, which tells why
                 self.stop()
                 if late.is_set():
                     raise TimeoutError(f"no answer within {limit_s:g} s") from error
@@ -289,14 +292,14 @@ def _serve() -> None:
         sys.path[:] = list(dict.fromkeys([*sys.path, *path]))
         try:
             function, args, kwargs = pickle.loads(call)
-            answer = True, _dumps(function(*args, **kwargs)), "an unknown result"
+            answer = True, dumps(function(*args, **kwargs)), "an unknown result"
         except Exception as error:
             error.__cause__ = RuntimeError(f"in the helper:\n{traceback.format_exc()}")
             words = repr(error)
             try:
-                answer = False, _dumps(error), words
+                answer = False, dumps(error), words
                 pickle.loads(answer[1])
             except Exception:
-                answer = False, _dumps(RuntimeError(words)), words
+                answer = False, dumps(RuntimeError(words)), words
         results.write(pickle.dumps(answer))
         results.flush()

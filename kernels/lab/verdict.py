@@ -39,7 +39,7 @@ def unfinished(function: Any) -> tuple[str, int] | None:
         The name of the function or kernel, and the line, counted from its `def` as
         line 1. None if every line is written, or if there is no source to read.
     """
-    for each in _named(function, set()):
+    for each in named(function):
         if (tree := _tree(each)) is None:
             continue
         indices = [node.slice for node in ast.walk(tree) if _is_index(node)]
@@ -68,9 +68,9 @@ def _plain(thing: Any) -> types.FunctionType | None:
     return None
 
 
-def _named(thing: Any, seen: set) -> Iterator[types.FunctionType]:
+def named(thing: Any, seen: set | None = None) -> Iterator[types.FunctionType]:
     """The function in a thing, then those that it names; kernels from any module."""
-    function = _plain(thing)
+    function, seen = _plain(thing), set() if seen is None else seen
     if function is None or function in seen:
         return
     seen.add(function)
@@ -82,7 +82,7 @@ def _named(thing: Any, seen: set) -> Iterator[types.FunctionType]:
     for other in names:
         inner = _plain(other)
         if inner and (inner is not other or inner.__module__ == function.__module__):
-            yield from _named(other, seen)
+            yield from named(other, seen)
 
 
 def _tree(function: types.FunctionType) -> ast.FunctionDef | None:
@@ -110,7 +110,7 @@ def raised(error: Exception, function: Any) -> str:
             line = cause.src.splitlines()[cause.node.lineno - 1]
     else:
         words = str(cause)
-        files = {each.__code__.co_filename for each in _named(function, set())}
+        files = {each.__code__.co_filename for each in named(function)}
         frames = traceback.extract_tb(error.__traceback__)
         frames += traceback.extract_tb(cause.__traceback__)
         own = [frame.line for frame in frames if frame.filename in files]

@@ -1,0 +1,533 @@
+"""The judge: one sentence for whatever a learner's function does; the notebook goes on.
+
+The functions are a notebook's, which a process of its own runs.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernels import strided
+from kernels.lab import backend, judge, process, progress
+
+FAST = {"layouts": ["contiguous"], "dtypes": [torch.float32], "max_cols": 9}
+
+
+@triton.jit
+def sum_kernel(output_ptr, input_ptr, row_stride, n_cols, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    x = tl.load(input_ptr + row * row_stride + cols, mask=cols < n_cols, other=0)
+    tl.store(output_ptr + row, tl.sum(x.to(tl.float32), axis=0))
+
+
+def summed(x, n_cols, block=None):
+    output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+    block = block or triton.next_power_of_2(x.shape[1])
+    sum_kernel[(len(x),)](output, x, x.stride(0), n_cols, BLOCK=block)
+    return output
+
+
+def row_sum(x):
+    return summed(x, x.shape[1])
+
+
+def row_sum_without_mask(x):
+    return summed(x, x.shape[1] + 1)
+
+
+def row_sum_of_a_bad_block(x):
+    return summed(x, x.shape[1], block=12)
+
+
+def reference(x):
+    return x.sum(dim=1)
+
+
+def of_rows(function, **options):
+    return judge.rows(function, reference, **FAST | options)
+
+
+def said(verdict) -> str:
+    """The sentence in one line."""
+    assert all(len(line) <= 80 for line in repr(verdict).splitlines())
+    return " ".join(repr(verdict).split())
+
+
+# ---- what goes wrong -----------------------------------------------------------------
+
+
+def unfinished(x):
+    output = torch.empty(len(x))
+    output[:] = ...
+    return output
+
+
+def raises(x):
+    return x.sum(dim=2)
+
+
+def returns_nothing(x):
+    x.sum(dim=1)
+
+
+def returns_the_wrong_dtype(x):
+    return x.double().sum(dim=1)
+
+
+def returns_the_wrong_shape(x):
+    return x.sum(dim=1, keepdim=True)
+
+
+def returns_a_wrong_value(x):
+    return x.sum(dim=1) + 1
+
+
+def is_right_for_one_length_only(x):
+    return x[:, :5].sum(dim=1)
+
+
+def changes_its_input(x):
+    return x.mul_(2).sum(dim=1) / 2
+
+
+WRONG = {
+    unfinished: 'Not yet: line 3 of unfinished still has "..." in it.',
+    raises: "raises fails with a 13 × 9 matrix (float32): IndexError: Dimension out of "
+    "range (expected to be in range of [-2, 1], but got 2), in the line "
+    "`return x.sum(dim=2)`.",
+    returns_nothing: "returns_nothing returns NoneType for a 13 × 9 matrix (float32), "
+    "not a tensor.",
+    returns_the_wrong_dtype: "returns_the_wrong_dtype returns float64 for a 13 × 9 "
+    "matrix (float32), not float32.",
+    returns_the_wrong_shape: "returns_the_wrong_shape returns 13 × 1 values for a 13 × "
+    "9 matrix (float32), not 13.",
+    returns_a_wrong_value: "Row 0 (normal) of a 13 × 9 matrix (float32) is wrong: its "
+    "value is",
+    is_right_for_one_length_only: "Row 0 (normal) of a 13 × 9 matrix (float32) is "
+    "wrong: its value is",
+    changes_its_input: "changes_its_input changes its input, a 13 × 9 matrix",
+}
+
+
+@pytest.mark.parametrize("function", WRONG, ids=lambda function: function.__name__)
+def test_each_mistake_has_its_sentence(function):
+    verdict = of_rows(function)
+    assert verdict.right is False and not verdict
+    assert said(verdict).startswith(WRONG[function])
+
+
+def test_a_kernel_that_leaves_its_tensor_is_named_with_its_line():
+    assert said(of_rows(row_sum_without_mask)) == (
+        "An access is out of bounds. sum_kernel, program 2: load at offset 15 of "
+        "input_ptr, whose last element is 14, in the line `x = tl.load(input_ptr + row "
+        "* row_stride + cols, mask=cols < n_cols, other=0)`. Is it masked, and is its "
+        "offset right?"
+    )
+
+
+def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line():
+    verdict = said(of_rows(row_sum_of_a_bad_block))
+    assert "power of 2" in verdict and "tl.arange(0, BLOCK)" in verdict
+
+
+def test_a_mask_that_is_missing_is_explained_where_accesses_are_not_checked():
+    """As for a kernel that the interpreter cannot run; here it's the same process."""
+    verdict = said(of_rows(lambda x: summed(x, x.shape[1] + 1), layouts=["sliced"]))
+    assert "lies between the elements" in verdict  # the small inputs are sliced, too
+
+
+# ---- what breaks ---------------------------------------------------------------------
+
+
+def never_ends(x):
+    while True:
+        pass
+
+
+def dies(x):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def is_killed(x):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves(x):
+    sys.exit(3)
+
+
+def test_a_loop_that_never_ends_is_ended():
+    of_rows(raises)  # the process runs
+    start = time.monotonic()
+    verdict = of_rows(never_ends, limit_s=1)
+    assert time.monotonic() - start < 30
+    assert said(verdict) == (
+        "Not yet: never_ends did not end within 1 s. Does one of its loops never end?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (dies, "ends its process by an access to memory that isn't its own."),
+        (is_killed, "is ended by the system, probably as it needs too much memory."),
+        (leaves, "ends its process, as sys.exit does."),
+    ],
+)
+def test_a_process_that_ends_is_a_sentence(function, words):
+    verdict = of_rows(function)
+    assert said(verdict).startswith(f"Not yet: {function.__name__} {words}")
+    assert not of_rows(raises)  # in a new process
+
+
+def test_the_process_is_kept_for_the_next_call():
+    of_rows(raises)
+    first = judge._helper("interpreter").process
+    of_rows(raises)
+    assert judge._helper("interpreter").process is first
+
+
+def test_what_cannot_be_sent_is_a_sentence():
+    lock = threading.Lock()
+
+    def locks(x):
+        with lock:
+            return x.sum(dim=1)
+
+    assert said(of_rows(locks)) == (
+        "Not yet: locks cannot be sent to the process that judges it: cannot pickle "
+        "'_thread.lock' object."
+    )
+
+
+def test_functions_of_a_notebook_are_judged(monkeypatch):
+    """They belong to `__main__`, and only their source's cache knows their lines."""
+    import linecache
+
+    source = "def nearly(x):\n    return x.sum(dim=1) / undefined\n"
+    lines = source.splitlines(keepends=True)
+    monkeypatch.setitem(linecache.cache, "<cell>", (len(source), None, lines, "<cell>"))
+    namespace = {"__name__": "__main__"}
+    exec(compile(source, "<cell>", "exec"), namespace)
+    assert "in the line `return x.sum(dim=1) / undefined`." in said(
+        of_rows(namespace["nearly"])
+    )
+
+
+# ---- what is right -------------------------------------------------------------------
+
+
+def test_a_right_kernel_is_right():
+    verdict = of_rows(row_sum)
+    assert verdict and verdict.right is True
+    assert said(verdict).startswith("Right: row_sum passes ")
+    assert said(verdict).endswith(
+        "matrices of up to 1823 rows and 9 columns, in float32."
+    )
+
+
+def test_a_softmax_needs_no_reference():
+    assert judge.softmax(strided.softmax, dtypes=[torch.float32], max_cols=9)
+    assert "sums to" not in said(judge.softmax(torch.sigmoid, **FAST))
+
+
+def test_a_result_may_have_a_dtype_of_its_own():
+    half = {"dtypes": [torch.float16], "result": torch.float32}
+    values = judge.FINITE
+    assert of_rows(lambda x: x.float().sum(dim=1), values=values, **half)
+    low = of_rows(lambda x: x.sum(dim=1).float(), values=values, **half)
+    assert "is wrong" in said(low)  # rounded to float16 on the way
+
+
+def test_a_result_may_have_parts():
+    def extremes(x):
+        return x.amax(dim=1), x.amin(dim=1)
+
+    assert judge.rows(extremes, extremes, **FAST)
+    wrong = judge.rows(lambda x: (x.amax(dim=1), x.amax(dim=1)), extremes, **FAST)
+    assert "Row 0" in said(wrong)
+    assert "not a tensor" in said(judge.rows(reference, extremes, **FAST))
+
+
+# ---- operators -----------------------------------------------------------------------
+
+SHAPES = [((3, 5), (5, 7)), ((8, 8), (8, 3))]
+
+
+def test_an_operator_of_several_inputs():
+    assert said(judge.operator(torch.matmul, torch.matmul, SHAPES)) == (
+        "Right: matmul passes 8 inputs of 6 shapes and dtypes, in float32, float16 and "
+        "bfloat16."
+    )
+    transposed = judge.operator(lambda a, b: a @ b * 1.5, torch.matmul, SHAPES)
+    assert said(transposed).startswith(
+        "With 3 × 5 and 5 × 7 (float32), element (0, 0) of the result is "
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda a, b: None, "returns nothing for 3 × 5 and 5 × 7 (float32)"),
+        (lambda a, b: (a @ b, a), "returns Tensor and Tensor for 3 × 5"),
+        (lambda a, b: (a @ b)[0], "returns 7 values for 3 × 5 and 5 × 7 (float32)"),
+        (lambda a, b: (a @ b).double(), "returns float64 for 3 × 5"),
+        (lambda a, b: a.mul_(2) @ b / 2, "changes its input, 3 × 5 and 5 × 7"),
+        (lambda a, b: b @ a, "fails with 3 × 5 and 5 × 7 (float32): RuntimeError"),
+        (lambda a, b: torch.empty(3, 7, device=a.device), "is never written."),
+    ],
+)
+def test_each_mistake_of_an_operator_has_its_sentence(function, words):
+    assert words in said(judge.operator(function, torch.matmul, SHAPES))
+
+
+def test_inputs_may_be_made():
+    def make(seed):
+        return torch.randn(seed + 2, 3).t(), seed
+
+    def scaled(x, by):
+        return x * by
+
+    assert judge.operator(scaled, scaled, make)
+    wrong = said(judge.operator(lambda x, by: x * 2, scaled, make))
+    assert wrong.startswith("With 3 × 2 with strides (1, 3) and 0 (float32), element")
+
+
+def test_one_shape_is_not_enough():
+    with pytest.raises(ValueError, match="must have two shapes or more"):
+        judge.operator(torch.neg, torch.neg, [(3, 5)])
+    with pytest.raises(ValueError, match="more than one shape"):
+        judge.operator(torch.neg, torch.neg, lambda seed: torch.randn(3))
+
+
+@triton.jit
+def far_kernel(output_ptr, input_ptr, row_stride, n_cols, WIDE: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, 4)
+    row = row.to(tl.int64) if WIDE else row
+    x = tl.load(input_ptr + row * row_stride + cols, mask=cols < n_cols, other=0)
+    tl.store(output_ptr + row, tl.sum(x.to(tl.float32), axis=0))
+
+
+def far_sum(x, wide=False):
+    output = torch.empty(len(x), device=x.device)
+    far_kernel[(len(x),)](output, x, x.stride(0), x.shape[1], WIDE=wide)
+    return output
+
+
+def far_rows(seed):
+    """Rows that lie 2^30 elements apart, in memory that is hardly touched."""
+    x = torch.empty_strided((3, 2 + seed % 2), (2**30, 1), dtype=torch.int8)
+    return x.zero_()
+
+
+def test_an_offset_that_overflows_is_caught_before_it_is_used():
+    options = {"result": torch.float32, "seeds": 2}
+    right = lambda x: x.sum(dim=1).float()  # noqa: E731
+    wide = lambda x: far_sum(x, wide=True)  # noqa: E731
+    assert judge.operator(wide, right, far_rows, **options)
+    assert "load at offset -2147483648 of input_ptr" in said(
+        judge.operator(far_sum, right, far_rows, **options)
+    )
+
+
+# ---- the GPU's world -----------------------------------------------------------------
+
+
+class Stage:
+    """A helper process that answers what it is told to, in place of a GPU's."""
+
+    def __init__(self, *answers):
+        self.answers, self.stopped, self.process = list(answers), 0, True
+
+    def call(self, function, args=(), **options):
+        return self.answers.pop(0) if args else None
+
+    def stop(self):
+        self.stopped += 1
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A machine with a GPU: the interpreter finds nothing, the GPU's process does."""
+    stages = {"interpreter": Stage(*[judge.Outcome(None, "4 inputs")] * 9)}
+    monkeypatch.setattr(backend, "INTERPRETED", False)
+    monkeypatch.setattr(judge, "_helper", stages.__getitem__)
+    return stages
+
+
+def test_the_gpu_has_the_last_word(gpu):
+    gpu["compiler"] = Stage(judge.Outcome("Wrong there."))
+    assert said(of_rows(row_sum)) == "Wrong there."
+    assert len(gpu["interpreter"].answers) == 7  # the small inputs, and all of them
+
+
+def test_a_gpu_that_broke_is_a_sentence_and_a_new_process(gpu):
+    broken = judge.Outcome("CUDA error: an illegal memory access", broken=True)
+    gpu["compiler"] = Stage(broken)
+    assert said(of_rows(row_sum)) == (
+        "Not yet: row_sum breaks its process's use of the GPU (CUDA error: an illegal "
+        "memory access). Is an access not masked, or an offset wrong?"
+    )
+    assert gpu["compiler"].stopped == 1
+
+
+def test_a_kernel_that_the_interpreter_cannot_run_goes_to_the_gpu(gpu):
+    gpu["compiler"] = Stage(judge.Outcome(None, "4 inputs"))
+    assert (
+        said(of_rows(row_sum, interpreter=False)) == "Right: row_sum passes 4 inputs."
+    )
+    assert len(gpu["interpreter"].answers) == 9
+
+
+def test_bandwidth_is_a_share_of_the_copys(gpu, monkeypatch):
+    monkeypatch.delenv("COURSE_MEASURE", raising=False)
+    gpu["compiler"] = Stage((3000.0, 4000.0), (3400.0, 4000.0))
+    assert said(judge.bandwidth(row_sum, (4096, 4096))) == (
+        "Not yet: row_sum reaches an effective bandwidth of 3,000 GB/s, 75% of the "
+        "copy's 4,000 GB/s; 80% is enough."
+    )
+    assert said(judge.bandwidth(row_sum, (4096, 4096))).startswith("Right: ")
+
+
+@pytest.mark.skipif(not backend.INTERPRETED, reason="there is a GPU")
+def test_without_a_gpu_nothing_is_said_of_what_needs_one():
+    verdicts = (
+        judge.bandwidth(row_sum, (4096, 4096)),
+        of_rows(row_sum, interpreter=False),
+    )
+    for verdict in verdicts:
+        assert verdict.right is None and said(verdict).startswith("Not judged: ")
+
+
+@triton.jit
+def lost_kernel(output_ptr, input_ptr):
+    tl.store(output_ptr + (1 << 40), tl.load(input_ptr + (1 << 40)))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_too_an_access_far_outside_is_a_sentence():
+    def lost(x):
+        lost_kernel[(1,)](torch.empty_like(x), x)
+        return x.sum(dim=1)
+
+    assert said(of_rows(lost)).startswith("An access is out of bounds.")
+    process.call_in("compiler", int)
+    outcome = judge._run(
+        "compiler",
+        judge.functools.partial(
+            judge.trials.of_rows, reference=reference, options=FAST
+        ),
+        lost,
+        "lost",
+        60,
+    )
+    assert "breaks its process's use of the GPU" in outcome.failure
+    assert torch.ones(3, device="cuda").sum() == 3  # the notebook's own goes on
+
+
+# ---- answers and guesses -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "want", "sentence"),
+    [
+        (4096, 4096, "Right: 4,096."),
+        (4096.0, 4096, "Right: 4096."),
+        (4095, 4096, "Not yet: 4,095 is not right."),
+        (..., 3, 'Not yet: replace the "..." by your answer.'),
+        (None, 3, 'Not yet: replace the "..." by your answer.'),
+        ("Registers ", "registers", "Right: Registers ."),
+        ((1, ...), (1, 2), 'Not yet: replace the "..." by your answer (1).'),
+        ((1, 3), (1, 2), "Not yet: 3 for 1 is not right."),
+        ((1, 2, 3), (1, 2), "Not yet: 2 values are asked for, got (1, 2, 3)."),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "Right: {'a': 1, 'b': 2}."),
+        ({"a": 1, "b": 3}, {"b": 2, "a": 1}, "Not yet: 3 for b is not right."),
+        ("3", 3, "Not yet: 3 is not right."),
+        (8, 16, "Not yet: 8 is not right. That forgets the stores."),
+    ],
+)
+def test_answers(answer, want, sentence):
+    verdict = judge.value(answer, want, mistakes={8: "That forgets the stores."})
+    assert said(verdict) == sentence
+    assert bool(verdict) == sentence.startswith("Right")
+
+
+def test_an_answer_may_be_near():
+    assert judge.value(0.99, 1.0, within=0.02)
+    assert not judge.value(0.97, 1.0, within=0.02)
+
+
+MEASURED = {"sliced": 1.0, "offset": 1.2, "broadcast": 0.9, "transposed": 11.2}
+
+
+@pytest.mark.parametrize(
+    ("guessed", "sentence"),
+    [
+        (
+            {"sliced": 1, "offset": 1, "broadcast": 0.5, "transposed": 1},
+            "2 of 4 guesses are within a factor of 1.5, and 3 within 2, of the "
+            "measurement; furthest off: transposed, guessed 1, measured 11.2 copies.",
+        ),
+        (
+            {"sliced": 1, "offset": 1, "broadcast": 1, "transposed": 10},
+            "4 of 4 guesses are within a factor of 1.5 of the measurement.",
+        ),
+        (
+            {"sliced": 1, "offset": ..., "broadcast": 1},
+            "2 of 2 guesses are within a factor of 1.5 of the measurement; no guess "
+            "for offset and transposed.",
+        ),
+        (dict.fromkeys(MEASURED, ...), "No guess yet: write down a number for each."),
+    ],
+)
+def test_guesses(guessed, sentence):
+    assert said(judge.guess(guessed, MEASURED, "copies")) == sentence
+
+
+def test_one_number_may_be_guessed_or_a_list():
+    assert said(judge.guess(3, 12.5, "µs")) == (
+        "0 of 1 guess is within a factor of 1.5 of the measurement; furthest off: "
+        "guessed 3, measured 12.5 µs."
+    )
+    assert judge.guess([1, 2], [1.1, 2.9])
+
+
+def test_numbers_that_stood_in_the_cell_are_no_guesses():
+    given = dict.fromkeys(MEASURED, 1)
+    verdict = judge.guess(dict(given), MEASURED, "copies", given=given)
+    assert said(verdict).startswith("As the numbers stood in the cell: 3 of 4 guesses")
+    assert not said(
+        judge.guess(given | {"offset": 2}, MEASURED, given=given)
+    ).startswith("As")
+
+
+# ---- progress, and what is no function -----------------------------------------------
+
+
+def test_a_right_answer_solves_the_exercise_of_its_name(monkeypatch):
+    monkeypatch.setattr(progress, "_chapter", [])
+    monkeypatch.setattr(progress, "_exercises", {})
+    monkeypatch.setattr(progress, "_solved", {})
+    judge.chapter("strided", repair="row_sum", answer="bytes")
+    of_rows(raises, name="row_sum")
+    assert "0 of 2" in repr(judge.progress("strided"))
+    of_rows(reference, name="row_sum")
+    assert repr(judge.progress("strided")) == (
+        "strided: 1 of 2 exercises solved (open: answer bytes)"
+    )
+    judge.value(3, 3, name="bytes")
+    assert repr(judge.progress("strided")) == "strided: 2 of 2 exercises solved"
+
+
+def test_what_is_no_function():
+    assert said(judge.rows(..., reference)) == 'Not yet: the function is still "...".'
+    with pytest.raises(TypeError, match="must be a function to judge, got int"):
+        judge.rows(3, reference)
