@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 
 BIBLIOGRAPHY = Path(__file__).resolve().parents[1] / "sources.bib"
-CITATION = re.compile(r"\[([^]]+)\]\((?:\.\./book/)?sources\.md#([\w-]+)\)")
+CITATION = re.compile(r"\[([^][\n]+)\]\((?:\.\./book/)?sources\.md#([\w-]+)\)")
 LIST = re.compile(r"(<!-- from sources\.bib -->\n).*?(<!-- end -->)", re.DOTALL)
 DIRECTIVE = "\n```{bibliography}\n:all:\n```\n"
 
