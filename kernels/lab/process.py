@@ -251,8 +251,9 @@ class Helper:
                     self.process.stdin.flush()
                     succeeded, answer, words = pickle.load(self.process.stdout)
             except (EOFError, BrokenPipeError, pickle.UnpicklingError) as error:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(1)  # it ends by itself, which tells why
+                if self.process is not None:  # it ends by itself, and says how
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self.process.wait(5)
                 self.stop()
                 if late.is_set():
                     raise TimeoutError(f"no answer within {limit_s:g} s") from error
