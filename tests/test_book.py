@@ -279,6 +279,47 @@ def test_the_book_labels_citations_and_links_them_to_the_bibliography(
     assert f'id="{target}"' in (book / "book" / "sources.html").read_text()
 
 
+def test_the_book_links_numbered_figures_and_tables(book: Path) -> None:
+    page = (book / "notebooks" / "04_strided.html").read_text()
+    assert re.search(r'<p class="numbered-caption" id="figure-4-4">', page)
+    for mention in ("Figures 4.3", "4.4", "table 4.3", "Figure 4.6"):
+        target = mention.split()[-1].replace(".", "-")
+        kind = "table" if "table" in mention else "figure"
+        assert re.search(rf'href="#{kind}-{target}"[^>]*>{mention}</a>', page), mention
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ("See figure 4.1.", ["figure 4.1"]),
+        ("Figures 4.1 and 4.2 show 4.1 TB/s.", ["Figures 4.1", "4.2"]),
+        ("Table 4.1 and figure 4.2", ["Table 4.1", "figure 4.2"]),
+        ("It takes 4.1 µs, or 4.2. In figure 9.9, 4.2", []),
+    ],
+)
+def test_numbers_of_figures_and_no_others_are_linked(
+    text: str, links: list[str]
+) -> None:
+    pytest.importorskip("docutils", reason="comes with jupyter-book")
+    ids = {("figure", "4.1"): "a", ("figure", "4.2"): "b", ("table", "4.1"): "c"}
+    parts = extension("figure_numbers").linked(text, ids)
+    assert "".join(part.astext() for part in parts) == text
+    assert [part.astext() for part in parts if part.tagname == "reference"] == links
+
+
+def test_links_to_terms_say_what_the_terms_mean(book: Path) -> None:
+    """A title: the browser shows it on hover, and the style sheet at the keyboard."""
+    page = (book / "notebooks" / "16_online.html").read_text()
+    link = (
+        r'<a class="term [^"]*" href="[^"]*glossary\.html#[^"]*"( title="[^"]{20,}")?'
+    )
+    titles = re.findall(link, page)
+    assert len(titles) > 8 and all(titles)
+    assert any("The cache that all SMs share" in title for title in titles)
+    style = (book / "_static" / "course.css").read_text()
+    assert re.search(r"a\.term:focus-visible::after \{[^}]*attr\(title\)", style)
+
+
 def test_the_summary_figure_shows_the_record() -> None:
     """The steps and the peers of `ladder.csv`, and the benchmark's other peers."""
     shown = (ROOT / "book" / "figures" / "ladder.svg").read_text()

@@ -11,35 +11,28 @@ metadata has the caption. Both of them JupyterLab does not show.
 import re
 
 from docutils import nodes
-from sphinx.transforms import SphinxTransform
 
 CAPTION = re.compile(r"(Figure|Table) (\d+\.\d+)\.")
 MENTION = re.compile(r"\b((?:[Ff]igures?|[Tt]ables?) )?(\d+\.\d+)\b")
 KINDS = {"f": "figure", "t": "table"}
 
 
-class LinkNumbers(SphinxTransform):
+def link_numbers(app, doctree: nodes.document) -> None:
     """Gives captions an id, and makes links of the mentions of their numbers."""
-
-    default_priority = 600
-
-    def apply(self, **kwargs) -> None:
-        if not self.env.docname.startswith("notebooks/"):
-            return
-        ids = {}
-        for paragraph in self.document.findall(nodes.paragraph):
-            first = paragraph[0] if len(paragraph) else None
-            found = isinstance(first, nodes.strong) and CAPTION.fullmatch(
-                first.astext()
-            )
-            if found:
-                kind, number = found[1].lower(), found[2]
-                ids[kind, number] = f"{kind}-{number.replace('.', '-')}"
-                paragraph["ids"].append(ids[kind, number])
-                paragraph["classes"].append("numbered-caption")
-        for text in [*self.document.findall(nodes.Text)]:
-            if isinstance(text.parent, nodes.paragraph | nodes.list_item):
-                text.parent.replace(text, linked(text.astext(), ids))
+    if not app.env.docname.startswith("notebooks/"):
+        return
+    ids = {}
+    for paragraph in doctree.findall(nodes.paragraph):
+        begins = [child for child in paragraph if child.astext()][:1]  # MyST adds ""
+        bold = begins and isinstance(begins[0], nodes.strong)
+        if bold and (found := CAPTION.fullmatch(begins[0].astext())):
+            kind, number = found[1].lower(), found[2]
+            ids[kind, number] = f"{kind}-{number.replace('.', '-')}"
+            paragraph["ids"].append(ids[kind, number])
+            paragraph["classes"].append("numbered-caption")
+    for text in [*doctree.findall(nodes.Text)]:
+        if isinstance(text.parent, nodes.paragraph):
+            text.parent.replace(text, linked(text.astext(), ids))
 
 
 def linked(text: str, ids: dict[tuple[str, str], str]) -> list[nodes.Node]:
@@ -62,5 +55,5 @@ def linked(text: str, ids: dict[tuple[str, str], str]) -> list[nodes.Node]:
 
 
 def setup(app) -> dict[str, bool]:
-    app.add_transform(LinkNumbers)
+    app.connect("doctree-read", link_numbers)
     return {"parallel_read_safe": True}
