@@ -348,6 +348,26 @@ def test_two_processes_exclude_each_other(lock, monkeypatch, capsys):
     assert [line.split()[0] for line in said] == ["ready", "Another", "alone", "done"]
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as two users")
+def test_users_take_the_lock_in_turn(lock, monkeypatch):
+    """The first user makes the file, under a umask that keeps the others out."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o1777)  # as /tmp is
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        for user in (1, 65534, 0):
+            if not (child := os.fork()):
+                status = 1
+                try:
+                    os.umask(0o077)
+                    os.setuid(user)
+                    with clock.alone():
+                        status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitpid(child, 0)[1] == 0, f"user {user} cannot take the lock"
+        assert len(os.listdir(folder)) == 1
+
+
 def test_who_is_alone_may_ask_again(lock):
     with clock.alone(), clock.alone():
         assert clock._lock("GPU-5eed/..").is_locked
