@@ -3,6 +3,8 @@
 #:   make lab      open the course in JupyterLab, on chapter 1
 #:   make test     prove everything: unit tests, and every notebook cell by cell
 #:   make book     build the HTML book, strictly, into _build/html
+#:   make browser  look at every page of the book in Chromium, if there is one
+#:   make browser-lab  run every notebook in JupyterLab in Chromium
 #:   make slides   write the slides of each part into _build/slides
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
@@ -29,10 +31,12 @@ PAIRS ?= 2.11+3.6.0 2.13+3.7.1 2.13+3.9.0
 # An environment of the learner's own needs only what the target uses: groups of
 # pyproject.toml, or packages.
 ready = $(if $(PYTHON),check-$(1),.venv/.ready)
+BROWSER := $(if $(PYTHON),,.venv/.browser)
 HUB := $(if $(PYTHON),,.venv/.hub)
 needs-lab := run lab
 needs-test := run test
 needs-book := run book
+needs-browser := run lab test
 needs-slides := book slides
 needs-lint := ruff
 needs-record := run lab
@@ -44,7 +48,7 @@ needs-hub := run lab jupyterhub
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book slides lint record bench exercises hub hub-test pairs fresh address
+.PHONY: help lab test book browser browser-lab slides lint record bench exercises hub hub-test pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -56,6 +60,13 @@ test: $(call ready,test)
 
 book: $(call ready,book)
 	$(PY) -m jupyter book build . --all -W -n --keep-going
+
+# Where Playwright or Chromium is missing, the tests are skipped, and say so.
+browser: book $(call ready,browser) $(BROWSER)
+	$(PY) -m pytest -n 0 tests/browser/test_pages.py $(ARGS)
+
+browser-lab: $(call ready,browser) $(BROWSER)
+	$(PY) -m pytest -n 0 -s tests/browser/test_lab.py $(ARGS)
 
 slides: $(call ready,slides)
 	$(PY) .ci/slides.py
@@ -116,6 +127,12 @@ address:
 	@touch $@
 
 # What only the classroom needs: JupyterHub, Node, and the proxy, which npm installs.
+.venv/.browser: .venv/.ready
+	@echo 'Adding Playwright and axe-core to .venv (once) ...'
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[browser]' || \
+	  { echo 'The installation failed, see above: check the network and the free disk space, then try again' >&2; exit 1; }
+	@touch $@
+
 .venv/.hub: .venv/.ready
 	@echo 'Adding JupyterHub, Node and the proxy to .venv (once) ...'
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[hub]' && \

@@ -98,8 +98,11 @@ def test_the_newest_torch_of_make_is_2_13():
 
 
 def test_imports_are_listed():
-    """Every package that the course's modules import is needed at run time."""
-    listed = {parsed(line).name for line in RUN}
+    """Every package that the course's modules import is needed at run time.
+
+    The book's extensions run in Sphinx, which brings docutils.
+    """
+    listed = {parsed(line).name for line in RUN} | {"docutils"}
     for path in [*(ROOT / "kernels").rglob("*.py"), *(ROOT / "book").rglob("*.py")]:
         for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.M):
             ours = name in {"kernels", "benchmarks"}
@@ -141,6 +144,7 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(
 def test_an_upper_bound_of_a_tool_counts(check_python, installed):
     installed |= {"jupyter-book": "2.0.1", "sphinx-book-theme": "1.2.0"}
     installed["sphinxcontrib-bibtex"] = "2.7.0"
+    installed |= {"sphinx-notfound-page": "1.1.0", "sphinxext-opengraph": "0.13.0"}
     assert "has jupyter-book 2.0.1." in check_python.main(["book"])
 
 
