@@ -38,14 +38,15 @@ class FoldSolutions(Preprocessor):
     """Makes one folded Markdown cell of neighbouring cells tagged `solution`."""
 
     def preprocess(self, nb: NotebookNode, resources: dict) -> tuple:
-        cells, folding = [], []
+        cells, folding, judge = [], [], ""
         for cell in nb.cells:
             if not is_tagged(cell, "solution"):
                 cells.append(cell)
+                judge = cell.source if is_tagged(cell, "judge") else judge
                 continue
             folding.append(cell)
             if cell.cell_type == "code":  # the last of its solution
-                cells.append(folded(folding))
+                cells.append(folded(folding, judge))
                 folding = []
         if folding:
             raise ValueError(f"no code follows the solution {folding[0].source!r}")
@@ -71,25 +72,42 @@ def is_tagged(cell: NotebookNode, tag: str) -> bool:
     return tag in cell.metadata.get("tags", ())
 
 
-def folded(cells: list[NotebookNode]) -> NotebookNode:
-    """One folded Markdown cell of prose and a solution's code."""
+def folded(cells: list[NotebookNode], judge: str) -> NotebookNode:
+    """One folded Markdown cell of prose and a solution's code.
+
+    Args:
+        cells: those of the solution, its code last.
+        judge: the code of the cell that judges the stub.
+    """
     parts = [cell.source.strip() for cell in cells[:-1]]
-    parts.append(f"```python\n{without_judge(cells[-1].source)}\n```")
+    parts.append(f"```python\n{without_judge(cells[-1].source, judge)}\n```")
     cell = nbformat.v4.new_markdown_cell(FOLDED.format("\n\n".join(parts)))
     cell.id = cells[-1].id
     return cell
 
 
-def without_judge(source: str) -> str:
-    """A solution's code without its last statement, which judges it.
+def statements(source: str) -> list[str]:
+    """A cell's statements, without comments, each in one form."""
+    return [ast.unparse(node) for node in ast.parse(source).body]
+
+
+def without_judge(source: str, judge: str) -> str:
+    """A solution's code without the statements at its end that judge it.
+
+    Args:
+        source: of the solution.
+        judge: of the cell that judges the stub: a call of judge, and what it needs.
 
     Raises:
-        ValueError: the last statement is something else.
+        ValueError: the last statement is not the judge's.
     """
-    last = ast.parse(source).body[-1]
-    if not ast.unparse(last).startswith("judge."):
-        raise ValueError(f"a solution must end in a call of judge, got {source!r}")
-    return "\n".join(source.splitlines()[: last.lineno - 1]).strip()
+    tree, known = ast.parse(source).body, statements(judge)
+    if not known or not tree or ast.unparse(tree[-1]) != known[-1]:
+        raise ValueError(f"a solution must end in the judge's call, got {source!r}")
+    while tree and ast.unparse(tree[-1]) in known:
+        last = tree.pop()
+    first = min(node.lineno for node in (last, *getattr(last, "decorator_list", ())))
+    return "\n".join(source.splitlines()[: first - 1]).strip()
 
 
 def exercises_of(solutions: NotebookNode) -> NotebookNode:
