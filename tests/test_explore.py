@@ -263,6 +263,8 @@ def test_the_page_names_every_file_of_the_record():
 def test_a_file_is_described_by_its_rows():
     sweep = record.recorded("tiled", "nvidia-h200")
     assert explore.holds(sweep).startswith("times of copy, persistent, tiled (")
+    odd = record.recorded("layouts", "nvidia-h200")
+    assert "`x.t().contiguous()`" in explore.holds(odd)
     rows = pd.DataFrame({"kernel": ["a"], "warps": [4], "gpu": ["NVIDIA H200"]})
     assert explore.holds(rows) == "`kernel`, `warps`"
 

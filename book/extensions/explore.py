@@ -17,6 +17,7 @@ needs a running kernel. The occupancy explorer's bars are plain HTML.
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -156,7 +157,9 @@ def holds(rows: pd.DataFrame) -> str:
         return ", ".join(f"`{name}`" for name in names)
     kinds: dict[str, int] = {}
     for provider in rows["provider"].unique():
-        kind = provider if provider in style.STYLES else provider.split(".")[0]
+        kind = provider.split(".")[0]
+        if provider in style.STYLES or not re.fullmatch(r"[\w.]+", provider):
+            kind = provider if provider in style.STYLES else f"`{provider}`"
         kinds[kind] = kinds.get(kind, 0) + 1
     words = [f"{name} ({n} variants)" if n > 1 else name for name, n in kinds.items()]
     return f"times of {', '.join(words)}"
