@@ -274,8 +274,8 @@ def test_the_book_labels_citations_and_links_them_to_the_bibliography(
     book: Path,
 ) -> None:
     page = (book / "notebooks" / "16_online.html").read_text()
-    (link,) = re.findall(r'Gimelshein 2018 .*?href="([^"]+)"', page)
-    target = link.removeprefix("../book/sources.html#")
+    found = re.search(r'Gimelshein 2018 .*?href="([^"]+)"[^>]*>milakov2018<', page)
+    target = found[1].removeprefix("../book/sources.html#")
     assert f'id="{target}"' in (book / "book" / "sources.html").read_text()
 
 

@@ -2,7 +2,7 @@
 
 A page cites `[Milakov and Gimelshein 2018](../book/sources.md#milakov2018)`. JupyterLab
 opens `sources.md`, whose list is plain Markdown. In the book, sphinxcontrib-bibtex adds
-the label of the source, with a link to it, and sets the list. A key that `sources.bib`
+the key, as a link to the source, and sets the list. A key that `sources.bib`
 lacks is a warning, and so fails the strict build.
 
     python book/extensions/citations.py
@@ -22,6 +22,22 @@ LIST = re.compile(r"(<!-- from sources\.bib -->\n).*?(<!-- end -->)", re.DOTALL)
 DIRECTIVE = "\n```{bibliography}\n:all:\n```\n"
 
 
+def register_style() -> None:
+    """Adds the style `keyed` to pybtex: its style `plain`, with the keys as labels."""
+    from pybtex.plugin import register_plugin
+    from pybtex.style.formatting.plain import Style as Plain
+    from pybtex.style.labels import BaseLabelStyle
+
+    class Keys(BaseLabelStyle):
+        def format_labels(self, sorted_entries):
+            return [entry.key for entry in sorted_entries]
+
+    class Keyed(Plain):
+        default_label_style = Keys
+
+    register_plugin("pybtex.style.formatting", "keyed", Keyed, force=True)
+
+
 def as_markdown(path: Path = BIBLIOGRAPHY) -> str:
     """The sources of a BibTeX file as a list in plain Markdown, each with its key."""
     from pybtex.backends.markdown import Backend
@@ -32,12 +48,11 @@ def as_markdown(path: Path = BIBLIOGRAPHY) -> str:
         def format_str(self, text: str) -> str:
             return text  # no sign of ours needs a backslash
 
-    backend = Plain()
-    style = find_plugin("pybtex.style.formatting", "plain")()
-    entries = style.format_bibliography(parse_file(path))
+    register_style()
+    style, backend = find_plugin("pybtex.style.formatting", "keyed")(), Plain()
     lines = (
-        f"- `{entry.key}`: {' '.join(entry.text.render(backend).split())}\n"
-        for entry in entries
+        f"- `{entry.label}`: {' '.join(entry.text.render(backend).split())}\n"
+        for entry in style.format_bibliography(parse_file(path))
     )
     return "\n" + "".join(lines) + "\n"
 
@@ -49,6 +64,7 @@ def cite(app, name: str, source: list[str]) -> None:
 
 
 def setup(app) -> dict[str, bool]:
+    register_style()
     app.connect("source-read", cite)
     return {"parallel_read_safe": True}
 
