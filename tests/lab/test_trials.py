@@ -1,0 +1,185 @@
+"""What the judge runs in its process: the inputs, and the sentences about them."""
+
+import linecache
+
+import pytest
+import torch
+
+from kernels.lab import backend, trials
+from kernels.lab.trials import Outcome
+
+HALF = torch.float16
+
+
+def made(inputs, seeds=2, dtypes=backend.DTYPES):
+    return list(trials.inputs_of(inputs, dtypes, seeds))
+
+
+def test_inputs_are_the_same_each_time_and_leave_the_generator_alone():
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    first, second = made([(3, 5), (2, 2)]), made([(3, 5), (2, 2)])
+    assert torch.equal(torch.get_rng_state(), state)
+    for (a,), (b,) in zip(first, second, strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+
+
+def test_every_shape_has_every_dtype_and_other_numbers_for_each_seed():
+    inputs = made([(3, 5), ((2, 4), (4,))])
+    assert [len(args) for args in inputs] == [1] * 4 + [2] * 4
+    dtypes = [args[0].dtype for args in inputs]
+    assert dtypes == [*backend.DTYPES, torch.float32, *backend.DTYPES, HALF]
+    assert not torch.equal(inputs[0][0], inputs[3][0])
+
+
+def test_make_is_called_once_for_each_seed_and_may_return_one_tensor():
+    def make(seed):
+        return torch.randn(seed + 1)
+
+    lengths = [x.shape[0] for (x,) in made(make, seeds=4)]
+    assert lengths == [1, 2, 3, 4]
+    assert torch.equal(made(make)[1][0], made(make)[1][0])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((torch.ones(3, 5),), "3 × 5 (float32)"),
+        ((torch.ones(3, 5), torch.ones(5).half()), "3 × 5 and 5 values (float32 and f"),
+        ((torch.ones(3, 5).t(), 0.5), "5 × 3 with strides (1, 5) and 0.5 (float32)"),
+        ((torch.tensor(1.0),), "a scalar (float32)"),
+    ],
+)
+def test_inputs_in_words(args, words):
+    assert trials.describe(args).startswith(words)
+
+
+def test_strides_stay_where_kernels_run():
+    x = torch.arange(24.0).view(4, 6)[:, 1:4]
+    there = trials.on_device(x)
+    assert there.stride() == x.stride() and torch.equal(there.cpu(), x)
+    assert trials.on_device(3) == 3
+
+
+OPTIONS = {"dtypes": [torch.float32], "seeds": 1, "result": None, "roundings": 16}
+
+
+def outcome(function, reference, inputs, **options) -> Outcome:
+    return trials.of_operator(function, reference, inputs, OPTIONS | options)
+
+
+def test_rounding_is_allowed_and_not_more():
+    def nearly(by):
+        return lambda x: x * (1 + by * torch.finfo(x.dtype).eps)
+
+    shapes, same = [(50, 7), (3, 3)], lambda x: x.clone()
+    assert outcome(nearly(4), same, shapes).failure is None
+    assert outcome(nearly(400), same, shapes).failure
+    assert outcome(nearly(40), same, shapes, roundings=1).failure
+
+
+def test_a_sum_that_is_rounded_on_the_way_is_seen():
+    """Sums above 2048 stay where they are if 1 is added in float16."""
+
+    def low(x):
+        return x.half().cumsum(0)[-1:].float()
+
+    def make(seed):
+        return torch.rand(4000 + seed)
+
+    right = lambda x: x.sum(0, keepdim=True)  # noqa: E731
+    assert outcome(low, right, make, seeds=2).failure
+    assert outcome(lambda x: x.sum(0, keepdim=True), right, make, seeds=2).tried
+
+
+def test_integers_must_be_equal():
+    def make(seed):
+        return torch.arange(5 + seed)
+
+    assert outcome(lambda x: x + 1, lambda x: x + 1, make, seeds=2).failure is None
+    assert "element 0 of the result is 2, not 1" in (
+        outcome(lambda x: x + 2, lambda x: x + 1, make, seeds=2).failure
+    )
+
+
+def test_infinities_and_nan_must_be_where_they_are_right():
+    def make(seed):
+        return torch.tensor([float("inf"), float("nan"), 1.0, *[2.0] * seed])
+
+    assert outcome(torch.neg, torch.neg, make, seeds=2).failure is None
+    wrong = outcome(lambda x: x.nan_to_num(0), lambda x: 1 * x, make, seeds=2)
+    assert wrong.failure
+
+
+def test_several_results_are_numbered():
+    def both(x):
+        return x.amax(0), x.amin(0)
+
+    swapped = outcome(lambda x: both(x)[::-1], both, [(3, 5), (2, 2)])
+    assert "element 0 of result 0 is" in swapped.failure
+
+
+def test_the_first_input_alone_may_be_tried():
+    calls = []
+
+    def counted(x):
+        calls.append(1)
+        return x + 0
+
+    shapes = [(3, 5), (2, 2)]
+    trials.of_operator(counted, lambda x: x, shapes, OPTIONS, first=True)
+    assert len(calls) == 1
+
+
+# ---- formulas ------------------------------------------------------------------------
+
+
+def formula(function, **options) -> Outcome:
+    cases = [(3, torch.float16), (4, torch.float32)]
+    options = {"mistakes": {}, "within": 1e-9} | options
+    return trials.of_formula(
+        function, lambda n, dtype: n * dtype.itemsize, cases, **options
+    )
+
+
+def test_a_formula_is_tried_call_by_call():
+    assert formula(lambda n, dtype: dtype.itemsize * n) == Outcome(None, "2 calls")
+
+    def halves(n, dtype):
+        return n * 2
+
+    failure = formula(halves).failure
+    assert failure.startswith("halves(4, float32) ") and "8" in failure
+    hint = {"How many bytes has a value?": lambda n, dtype: 2 * n}
+    assert formula(halves, mistakes=hint).failure.endswith(
+        "How many bytes has a value?"
+    )
+
+
+def test_a_formula_that_raises_or_returns_too_much():
+    assert "ZeroDivisionError" in formula(lambda n, dtype: n / 0).failure
+    assert "asked for" in formula(lambda n, dtype: (n, n)).failure
+
+
+# ---- words ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")],
+)
+def test_words_are_listed(words, said):
+    assert trials.listed(words) == said
+
+
+def test_a_sentence_is_wrapped_and_no_word_is_cut():
+    long = "x" * 100
+    assert trials.wrapped(f"one  two\n{long}") == f"one two\n{long}"
+
+
+def test_a_trial_finds_the_source_that_it_is_given(monkeypatch):
+    monkeypatch.setattr(linecache, "cache", dict(linecache.cache))
+    seen = trials.run(
+        lambda: Outcome(linecache.getline("<here>", 2)), {"<here>": ["a\n", "b\n"]}
+    )
+    assert seen.failure == "b\n"
