@@ -101,7 +101,7 @@ hub: $(call ready,hub) $(HUB)
 	$(PY) -m jupyterhub -f hub/jupyterhub_config.py $(ARGS)
 
 hub-test: $(call ready,test) $(call ready,hub) $(HUB)
-	COURSE_HUB_TEST=1 $(PY) -m pytest -n 0 -s tests/test_hub.py $(ARGS)
+	COURSE_HUB_TEST=1 $(PY) -m pytest -n 0 tests/test_hub.py $(ARGS)
 
 exercises: $(call ready,exercises)
 	$(PY) .ci/exercises.py $(ARGS)

@@ -311,7 +311,7 @@ def answer(address: str) -> int | None:
 
 
 @needs_hub
-def test_two_learners_at_once(hub):
+def test_two_learners_at_once(hub, capsys):
     address, folder = hub
     both = Barrier(2)
 
@@ -330,11 +330,12 @@ def test_two_learners_at_once(hub):
         results = list(pool.map(learn, LEARNERS))
 
     for learner, began, ready, done in results:
-        print(f"{learner.name}: JupyterLab after {ready - began:.1f} s", end="")
+        line = f"\n{learner.name}: JupyterLab after {ready - began:.1f} s"
         for path, times in done.items():
-            began, ready = ready, times[-1]
-            print(f", {Path(path).name} {ready - began:.1f} s", end="")
-        print()
+            line += f", {Path(path).name} {times[-1] - ready:.1f} s"
+            ready = times[-1]
+        with capsys.disabled():
+            print(line)
     for path in NOTEBOOKS:  # neither waited until the other was done
         first, second = (done[path] for *_, done in results)
         assert first[0] < second[-1] and second[0] < first[-1], path
