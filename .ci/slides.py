@@ -141,6 +141,8 @@ def prose_pieces(text: str) -> Iterator[Piece]:
             yield _lined(kind, block[0].content, block[0].info)
         elif kind:
             inside = " ".join(token.content for token in block if token.content)
+            if kind == "paragraph" and re.match(r"\*\*(Figure|Table) \d", inside):
+                kind = "caption"  # so that "paragraph" is the first that says more
             words = len(inside.split())
             rows = sum(token.type == "tr_open" for token in block)
             rows += words // 25 if rows else 0  # long cells take two lines
@@ -227,7 +229,7 @@ def slides_of(path: Path) -> list[Slide]:
                 new, heading = True, html.unescape(words)
                 continue
             if new:
-                slides.append(Slide(title, heading))
+                slides.append(Slide(title, heading.replace("`", "")))
             elif not slides:
                 raise ValueError(f"{where} continues no slide")
             new = False

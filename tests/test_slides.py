@@ -158,14 +158,13 @@ def test_a_piece_that_a_cell_has_not_is_named(slides):
 
 
 def test_prose_is_cut_into_pieces_without_what_is_folded(slides):
-    text = (
-        "## A & B\n\nOne.\n\n<details><summary>More</summary>\n\nTwo.\n\n</details>\n"
-    )
+    text = "**Table 4.1.** Four.\n\n## A & B\n\nOne.\n\n"
+    text += "<details><summary>More</summary>\n\nTwo.\n\n</details>\n"
     text += "\n$$\nx^2\n$$\n\n- [three](01_eager.ipynb)\n"
     pieces = [*slides.prose_pieces(text)]
     kinds = [piece.kind for piece in pieces]
-    assert kinds == ["heading", "paragraph", "formula", "list"]
-    assert "<math" in pieces[2].html and "href" not in pieces[3].html
+    assert kinds == ["caption", "heading", "paragraph", "formula", "list"]
+    assert "<math" in pieces[3].html and "href" not in pieces[4].html
 
 
 def test_a_script_cannot_end_its_element(files):
