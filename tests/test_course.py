@@ -300,9 +300,14 @@ def test_outputs_name_the_gpu_that_made_them(notebook):
 
 
 def words(notebook) -> int:
-    """The words of a page's text; neither a table's bars nor a caption's number are."""
+    """The words of a page's text.
+
+    A table's bars are no words. A caption's number and the line that leads to the
+    exercises are not counted.
+    """
     prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     text = re.sub(r"^\*\*(Figure|Table) [\d.]+\*\* ", "", "\n".join(prose), flags=re.M)
+    text = re.sub(r"\n## Exercises\n.*?(?=\n## )", "", text, flags=re.S)
     return sum(word.strip("|:-") != "" for word in text.split())
 
 
