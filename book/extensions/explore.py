@@ -128,12 +128,13 @@ def kernels() -> list[dict]:
 
 def kernels_table(on: str = "H200") -> str:
     """The residency of `kernels()` on a documented GPU, as a Markdown table."""
-    head = "kernel | stages | registers | shared memory | blocks on an SM | occupancy"
+    head = "kernel | stages | registers | shared | blocks | occupancy"
     lines = [f"| {head} | limit |", "|---" + "|--:" * 5 + "|---|"]
     for row in kernels():
         needs = {name: row[name] for name in ("num_warps", "registers", "shared")}
         found = occupancy.resident(gpu.named(on), **needs)
-        cells = f"`{row['kernel']}`", row["num_stages"], row["registers"]
+        name = row["kernel"].removesuffix("_kernel")
+        cells = f"`{name}`", row["num_stages"], row["registers"]
         cells += f"{row['shared']:,}", found.blocks_per_sm, f"{found.share:.1%}"
         lines.append(f"| {' | '.join(map(str, cells))} | {found.limit} |")
     return "\n".join(lines)

@@ -88,6 +88,16 @@ def test_every_choice_draws_something(page):
     assert page.faults == []
 
 
+def test_the_numbers_can_be_read_as_a_table(page):
+    assert not page.is_visible("#explore-table")
+    page.focus("#explore-numbers")
+    page.keyboard.press("Space")
+    assert page.is_visible("#explore-table")
+    first = page.inner_text("#explore-table tbody tr").split("\t")
+    assert first[0] == "4194304 × 32" and "1.000" in first
+    assert page.faults == []
+
+
 def test_on_paper_the_table_and_the_picture_stand_in_their_place(page):
     shown = page.locator(".explore-fallback")
     assert [one.is_visible() for one in shown.all()] == [False, False]

@@ -42,9 +42,10 @@
         up and down to another provider.</p>
       <p class="explore-said" id="explore-row" aria-live="polite"></p>
     </div>
-    <details><summary>The drawn numbers as a table</summary>
-      <div class="explore-table" id="explore-table" tabindex="0" role="region"
-        aria-label="The drawn numbers"></div></details>`;
+    <label class="explore-check"><input type="checkbox" id="explore-numbers"
+      aria-controls="explore-table"> The drawn numbers as a table</label>
+    <div class="explore-table" id="explore-table" tabindex="0" role="region"
+      aria-label="The drawn numbers" hidden></div>`;
   const form = mount.querySelector("form");
   const field = (id) => mount.querySelector(`#explore-${id}`);
   const figure = field("figure");
@@ -261,6 +262,9 @@
     if (target.id === "explore-file") open();
     else if (["dtype", "size", "layout", "kind"].some((id) => target === field(id))) narrow();
     else draw();
+  });
+  field("numbers").addEventListener("change", ({ target }) => {
+    field("table").hidden = !target.checked;
   });
   figure.addEventListener("pointermove", nearest);
   figure.addEventListener("pointerdown", nearest);
