@@ -17,6 +17,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -388,8 +389,7 @@ def parts_of(answer: Any) -> dict[Any, Any]:
 
 
 def alike(a: Any, b: Any, within: float) -> bool:
-    numbers = (int, float)
-    if isinstance(a, numbers) and isinstance(b, numbers):
+    if isinstance(a, Real) and isinstance(b, Real):
         return math.isclose(a, b, rel_tol=max(within, 1e-9), abs_tol=0)
     if isinstance(a, str) and isinstance(b, str):
         return a.strip().lower() == b.strip().lower()

@@ -9,13 +9,14 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from kernels import strided
-from kernels.lab import backend, judge, process, progress
+from kernels.lab import backend, judge, progress
 
 FAST = {"layouts": ["contiguous"], "dtypes": [torch.float32], "max_cols": 9}
 
@@ -387,6 +388,18 @@ def test_a_kernel_that_the_interpreter_cannot_run_goes_to_the_gpu(gpu):
     assert len(gpu["interpreter"].answers) == 9
 
 
+def test_an_interpreter_that_does_not_work_is_left_out_on_a_gpu(gpu, monkeypatch):
+    def refuse():
+        raise RuntimeError("not with this NumPy")
+
+    monkeypatch.setattr(backend, "require_interpreter", refuse)
+    gpu["compiler"] = Stage(judge.Outcome(None, "4 inputs"))
+    assert of_rows(row_sum)
+    monkeypatch.setattr(backend, "INTERPRETED", True)
+    with pytest.raises(RuntimeError, match="not with this NumPy"):
+        of_rows(row_sum)
+
+
 def test_bandwidth_is_a_share_of_the_copys(gpu, monkeypatch):
     monkeypatch.delenv("COURSE_MEASURE", raising=False)
     gpu["compiler"] = Stage((3000.0, 4000.0), (3400.0, 4000.0))
@@ -419,7 +432,6 @@ def test_on_a_gpu_too_an_access_far_outside_is_a_sentence():
         return x.sum(dim=1)
 
     assert said(of_rows(lost)).startswith("An access is out of bounds.")
-    process.call_in("compiler", int)
     outcome = judge._run(
         "compiler",
         judge.functools.partial(
@@ -458,6 +470,11 @@ def test_answers(answer, want, sentence):
     verdict = judge.value(answer, want, mistakes={8: "That forgets the stores."})
     assert said(verdict) == sentence
     assert bool(verdict) == sentence.startswith("Right")
+
+
+def test_numpys_numbers_are_numbers():
+    assert judge.value(np.int64(3), 3) and judge.value(np.float32(0.5), 0.5)
+    assert judge.guess({"a": np.int64(3)}, {"a": np.float64(3.5)})
 
 
 def test_an_answer_may_be_near():
