@@ -1,0 +1,410 @@
+"""Which kernel `softmax` launches, in which configuration; how often it compiles."""
+
+import itertools
+import types
+
+import pytest
+import torch
+import triton
+
+from kernels import cooperative, fastest, online, tiled, unaligned
+from kernels.lab import backend, compile, direct, launch, operator
+from tests.helpers import FakeKernel, assert_right
+from tests.lab.test_direct import launches_for
+from tests.tensors import STEMS, input_of, tensor
+
+INF = float("inf")
+SINGLE, HALF = torch.float32, torch.bfloat16
+OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+# ---- the rule ------------------------------------------------------------------------
+
+MANY = 10**6
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "n_cols", "dtype", "stem"),
+    [
+        (MANY, 1, torch.float32, "unaligned"),
+        (MANY, 32, torch.float32, "tiled"),
+        (MANY, 781, torch.bfloat16, "unaligned"),
+        (MANY, 780, torch.bfloat16, "tiled"),
+        (MANY, 33, torch.float32, "unaligned"),
+        (MANY, 8192, torch.float16, "tiled"),
+        (1, 1024, torch.float32, "tiled"),
+        (1, 2**20, torch.float32, "cooperative"),
+        (1, 2**20, torch.bfloat16, "cooperative"),
+        (4096, 50257, torch.float32, "cooperative"),
+        (4096, 131072, torch.bfloat16, "cooperative"),
+        (1, 3_000_000, torch.float32, "cooperative"),
+        (64, 2**21, torch.float32, "cooperative"),
+        (1, 4_000_000, torch.float32, "online"),
+        (16, 2**22, torch.float32, "online"),
+        (16, 2**22, torch.bfloat16, "cooperative"),
+        (64, 2**23, torch.bfloat16, "online"),
+        (1, 6_000_000, torch.float32, "online"),
+        (4, 8_000_000, torch.float32, "online"),
+        (1, 6_000_000, torch.bfloat16, "cooperative"),
+        (1, 10_000_000, torch.bfloat16, "online"),
+        (1, 2**27, torch.bfloat16, "online"),
+        (tiled.MAX_ROWS, 2, torch.float16, "tiled"),
+        (tiled.MAX_ROWS + 1, 2, torch.float16, "online"),
+        (MANY, 32, torch.float64, "online"),
+        (1, 2**20, torch.float64, "online"),
+    ],
+)
+def test_known_answers(n_rows, n_cols, dtype, stem):
+    assert fastest.choose(n_rows, n_cols, dtype) == stem
+
+
+@pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "tiled")])
+def test_what_fills_the_gpu_depends_on_the_gpu(sms, stem, monkeypatch):
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    assert fastest.choose(40, 2**14, torch.float32) == stem  # 2.5 MiB, rows of 64 KiB
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n_rows", [1, MANY])
+def test_rows_are_shared_from_some_length_on(n_rows, dtype):
+    """Where rows are few, from no later one; and up to what the GPU holds of a row."""
+    lengths = {max(2**power + odd, 1) for power in range(28) for odd in (-1, 0, 1)}
+    lengths = sorted(n for n in lengths if n <= cooperative.MAX_COLS)
+    shared = [fastest.choose(n_rows, n, dtype) == "cooperative" for n in lengths]
+    seams = [is_shared for is_shared, _ in itertools.groupby(shared)]
+    assert seams == [False, True, False]
+    few = [fastest.choose(1, n, dtype) == "cooperative" for n in lengths]
+    assert few.index(True) <= shared.index(True)
+
+
+@pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "online")])
+def test_programs_wait_only_where_the_gpu_holds_a_row(sms, stem, monkeypatch):
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    for n_rows in (1, 16, MANY):
+        assert fastest.choose(n_rows, 2**20, torch.float32) == stem  # rows of 4 MiB
+        assert fastest.choose(n_rows, 2**17, torch.float32) == "cooperative"
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
+    for n_cols in (1, 33, 64, 1000, 1001):
+        aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
+        stem = fastest.choose(MANY, n_cols, dtype)
+        assert stem == ("tiled" if aligned else "unaligned")
+        widest = 16 // dtype.itemsize
+        assert fastest.choose(MANY, n_cols, dtype, widest) == "tiled"
+        assert fastest.choose(MANY, n_cols, dtype, 1) == "unaligned"
+
+
+@pytest.mark.parametrize(
+    ("n_cols", "dtype", "stem"),
+    [
+        (66, torch.bfloat16, "tiled"),  # 4 bytes
+        (100, torch.bfloat16, "unaligned"),  # 8 bytes, and an edge is a small part
+        (100, torch.float16, "unaligned"),
+        (104, torch.bfloat16, "tiled"),  # 16 bytes
+        (188, torch.bfloat16, "unaligned"),
+        (196, torch.bfloat16, "tiled"),
+        (66, torch.float32, "tiled"),
+    ],
+)
+def test_short_rows_of_narrow_accesses(n_cols, dtype, stem):
+    assert fastest.choose(MANY, n_cols, dtype) == stem
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_long_rows_that_the_output_places_elsewhere_take_more_programs(dtype):
+    """So the GPU holds less of them."""
+    lengths = range(2**15, 2**24, 2**15 + 1)
+    alike, elsewhere = (
+        [fastest.choose(1, n, dtype, 1, same) for n in lengths].count("cooperative")
+        for same in (True, False)
+    )
+    assert 0 < elsewhere < 0.75 * alike
+
+
+def test_few_rows_share_a_kernel_between_lengths():
+    alone = fastest._config_of_few(257, 2, aligned=False, same_shift=True)
+    assert (alone.rows, alone.num_warps) == (1, 1)
+    assert alone == fastest._config_of_few(200, 2, aligned=False, same_shift=True)
+
+
+def test_no_kernel_is_asked_for_more_than_it_takes():
+    columns = [2**power + odd for power in range(28) for odd in (0, 1)]
+    rows = (1, 100, 10**4, MANY, tiled.MAX_ROWS, tiled.MAX_ROWS + 1)
+    for n_rows, n_cols, dtype in itertools.product(rows, columns, fastest.DTYPES):
+        stem = fastest.choose(n_rows, n_cols, dtype)
+        module = STEMS[stem]
+        assert n_cols <= getattr(module, "MAX_COLS", INF)
+        assert n_rows <= getattr(module, "MAX_ROWS", INF)
+        assert stem == "online" or dtype in backend.DTYPES
+
+
+@pytest.fixture
+def launched(monkeypatch) -> dict[str, FakeKernel]:
+    """Each chapter's kernel, which notes its launches, with nothing prepared yet."""
+    fakes = {stem: FakeKernel(module.softmax_kernel) for stem, module in STEMS.items()}
+    for stem, module in STEMS.items():
+        monkeypatch.setattr(module, "softmax_kernel", fakes[stem])
+    forget(monkeypatch)
+    monkeypatch.setattr(direct, "_compiled", {})
+    return fakes
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends, nothing is prepared that was prepared before it."""
+    monkeypatch.setattr(fastest._rules(), "launches", {})
+    fastest._known.clear()
+
+
+def through_triton(launched: dict[str, FakeKernel]) -> list[str]:
+    """The chapters whose kernels were launched through Triton, once for each launch."""
+    return [stem for stem, fake in launched.items() for _ in fake.calls]
+
+
+def through_a_kept_kernel(launched: dict[str, FakeKernel]) -> list[str]:
+    """The chapters whose compiled kernels were launched, once for each launch."""
+    return [stem for stem, fake in launched.items() for _ in fake.compiled.calls]
+
+
+@pytest.mark.parametrize("dtype", fastest.DTYPES)
+def test_the_chosen_kernel_is_the_one_launched(launched, dtype, monkeypatch):
+    monkeypatch.setattr(online, "choose_parts", lambda *sizes: 1)  # in one launch
+    chosen = []
+    for shape in ((1, 1), (3, 33), (200, 64), (1, 9000), (1, 17_000)):
+        x = tensor(*shape, dtype=dtype)
+        assert_right(fastest.softmax(x), x)
+        chosen.append(fastest.choose(*shape, dtype))
+        used = through_triton(launched) + through_a_kept_kernel(launched)
+        assert sorted(used) == sorted(chosen)  # nothing is tried out
+
+
+def test_few_long_rows_take_two_launches_each_of_which_is_kept(launched):
+    for seed in range(3):
+        x = tensor(1, 70_000, dtype=torch.float64, seed=seed)
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == ["online"] * 2
+    assert through_a_kept_kernel(launched) == ["online"] * 4
+
+
+def test_every_answer_is_launched_somewhere(launched):
+    for stem in STEMS:
+        fastest.softmax(input_of(stem, n_rows=2))
+    assert through_triton(launched) == [*STEMS]
+
+
+@pytest.mark.parametrize(
+    ("x", "dim", "stems"),
+    [
+        (tensor(3, 50, 7), 1, ["online"]),  # columns do not follow each other
+        (tensor(50, 3).t(), 1, ["online"]),
+        (tensor(3, 100)[:, ::2], 1, ["online"]),
+        (tensor(3, 1).expand(3, 50), 1, ["online"]),
+        (tensor(3, 52, 1), 1, ["tiled"]),
+        (tensor(3, 51, 1), 1, ["unaligned"]),
+        (tensor(3, 60)[:, 5:55], 1, ["tiled"]),  # by elements: the output's rows differ
+        (tensor(151)[1:].view(3, 50), 1, ["tiled"]),
+        (tensor(3, 60)[:, 4:56], 1, ["tiled"]),
+        (tensor(1, 52).expand(3, 52), 1, ["tiled"]),
+        (tensor(1, 50).expand(3, 50), 1, ["tiled"]),
+        (tensor(2, 6, 4, 5)[:, ::2, ::2], 3, ["unaligned"]),  # by way of a copy
+        (tensor(3, 0), 1, []),
+    ],
+)
+def test_strides_decide_as_well(launched, x, dim, stems):
+    assert_right(fastest.softmax(x, dim), x, dim)
+    assert through_triton(launched) == stems
+
+
+# ---- few compilations ----------------------------------------------------------------
+
+
+def test_a_new_length_of_a_known_class_uses_the_compiled_kernel(launched):
+    for n_cols in (9001, 9003, 9101):
+        x = tensor(2, n_cols)
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == ["cooperative"]
+    assert through_a_kept_kernel(launched) == ["cooperative"] * 2
+
+
+def test_another_class_has_a_kernel_of_its_own(launched):
+    for n_cols, dtype in ((600, SINGLE), (601, SINGLE), (1200, SINGLE), (600, HALF)):
+        x = tensor(2, n_cols, dtype=dtype)
+        assert_right(fastest.softmax(x), x)
+    assert len(through_triton(launched)) == 4
+    assert through_a_kept_kernel(launched) == []
+
+
+@pytest.mark.parametrize("n_rows", [1, 132])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_few_rows_have_a_program_each(n_rows, dtype):
+    lengths = [*range(1, 200), 1000, 1001, 4097, 8191]
+    shapes = [(n_rows, n_cols) for n_cols in lengths]
+    for made, n_cols in zip(launches_for(shapes, dtype), lengths, strict=True):
+        assert made.grid == (n_rows,)
+        assert made.constants["VECTOR"] * dtype.itemsize == 16
+        rest = n_cols % made.constants["VECTOR"]
+        assert made.constants["BLOCK_COLS"] >= n_cols - rest
+        assert made.constants["REST_COLS"] == 0
+        assert made.kernel is STEMS["unaligned" if rest else "tiled"].softmax_kernel
+
+
+# ---- the first call, and those after it ----------------------------------------------
+
+
+def tuned(module):
+    """The names of what Triton would tune at its first launch."""
+    kinds = triton.runtime.Autotuner
+    return [name for name, value in vars(module).items() if isinstance(value, kinds)]
+
+
+def test_nothing_is_tuned():
+    assert not any(tuned(module) for module in (fastest, *STEMS.values()))
+    configs = [triton.Config({}, num_warps=warps) for warps in (1, 2)]
+    kernel = triton.autotune(configs, key=[])(tiled.softmax_kernel)
+    assert tuned(types.SimpleNamespace(kernel=kernel)) == ["kernel"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("stem", STEMS)
+def test_later_calls_pass_to_the_compiled_kernel_what_it_takes(launched, stem, dtype):
+    """By position, in the order of the kernel's parameters: a launch names nothing."""
+    fake = launched[stem]
+    for seed in range(2):
+        x = input_of(stem, n_rows=2, seed=seed, dtype=dtype)
+        y = fastest.softmax(x)
+        assert_right(y, x)
+    assert through_triton(launched) == through_a_kept_kernel(launched) == [stem]
+
+    ((first_grid, args, constants),) = fake.calls
+    ((grid, values),) = fake.compiled.calls
+    assert grid == (*first_grid, 1, 1)[:3]
+    parameters = fake.arg_names
+    passed = dict(zip(parameters, values, strict=True))
+    first = dict(zip(parameters, args, strict=False))
+    constexprs = {name: v for name, v in constants.items() if name in parameters}
+    assert [*first, *constexprs] == parameters
+    assert set(constants) - set(constexprs) <= {"num_warps", "maxnreg"}
+
+    assert passed.pop("output_ptr").data_ptr() == y.data_ptr()
+    assert passed.pop("input_ptr").data_ptr() == x.data_ptr()
+    if stem == "cooperative":
+        n_words = 2 * fake.calls[0][0][0]
+        words, tag = passed.pop("words_ptr"), passed.pop("tag")
+        assert (words.dtype, words.device) == (torch.int64, x.device)
+        assert len(words) >= n_words and 0 < tag < 2**31
+    assert passed == {name: (first | constexprs)[name] for name in passed}
+    assert passed["n_cols"] == x.shape[1]
+
+
+def test_later_calls_by_way_of_a_copy_use_the_compiled_kernel(launched):
+    for seed in range(2):
+        x = tensor(2, 6, 4, 5, seed=seed)[:, ::2, ::2]
+        assert_right(fastest.softmax(x), x)
+    assert through_triton(launched) == through_a_kept_kernel(launched) == ["unaligned"]
+
+
+def test_later_calls_that_need_a_gradient_use_the_compiled_kernel(launched):
+    for seed in range(2):
+        x = tensor(3, 64, seed=seed).requires_grad_()
+        fastest.softmax(x).sum().backward()
+    assert through_triton(launched) == through_a_kept_kernel(launched) == ["tiled"]
+
+
+def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
+    square = tensor(8, 8)
+    kinds = [
+        *[(square, 1), (square, 0), (square.t(), 1), (square.double(), 1)],
+        *[(tensor(8, 9)[:, :8], 1), (tensor(8, 9)[:, 1:], 1), (square.view(4, 16), 1)],
+    ]
+    for _ in range(2):
+        for x, dim in kinds:
+            assert_right(fastest.softmax(x, dim), x, dim)
+    assert len(fastest._rules().launches) == len(kinds)
+    calls = through_triton(launched) + through_a_kept_kernel(launched)
+    assert len(calls) == 2 * len(kinds)
+    # The two lengths that `tiled` takes share a kernel: the second needs no Triton.
+    assert len(through_a_kept_kernel(launched)) == len(kinds) + 1
+
+
+def test_an_empty_tensor_launches_nothing(launched):
+    for _ in range(2):
+        fastest.softmax(tensor(3, 0))
+    assert through_triton(launched) == through_a_kept_kernel(launched) == []
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_launch_that_is_prepared_serves_other_tensors(stem):
+    for seed in range(2):
+        x = input_of(stem, n_rows=2, seed=seed)
+        assert_right(fastest.softmax(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_launch_is_prepared_for_one_alignment(dtype):
+    for n_cols in (64, 33):
+        for offset in (0, 1, 2, 3, 4, 8, 0):  # elements from an aligned address
+            x = tensor(4 * n_cols + 8, dtype=dtype)[offset:][: 4 * n_cols]
+            x = x.view(4, n_cols)
+            assert_right(fastest.softmax(x), x)
+
+
+def test_so_many_launches_are_kept_and_no_more(monkeypatch):
+    forget(monkeypatch)
+    monkeypatch.setattr(operator, "MOST_LAUNCHES", 3)
+    for n_cols in (*range(1, 9), *range(1, 9)):
+        x = tensor(2, n_cols)
+        assert_right(fastest.softmax(x), x)
+        assert len(fastest._rules().launches) <= 3
+
+
+def test_bad_input_is_named_after_a_good_call():
+    x = tensor(2, 3)
+    fastest.softmax(x, 1)
+    with pytest.raises(TypeError, match="must be a"):
+        fastest.softmax(x.tolist(), 1)
+    with pytest.raises(TypeError, match="int32"):
+        fastest.softmax(x.int(), 1)
+    with pytest.raises(ValueError, match="meta"):
+        fastest.softmax(x.to("meta"), 1)
+
+
+def test_a_later_call_with_out_uses_the_compiled_kernel(launched):
+    for offset in (0, 1, 0, 1):
+        x, buffer = tensor(3, 64), tensor(3 * 64 + 1)
+        fastest.softmax(x, out=buffer[offset:][: 3 * 64].view(3, 64))
+    assert through_triton(launched) == ["tiled", "tiled"]  # the second by elements
+    assert through_a_kept_kernel(launched) == ["tiled", "tiled"]
+
+
+def test_vmap_makes_one_launch(launched):
+    x = tensor(7, 3, 64)
+    y = torch.vmap(lambda v: fastest.softmax(v, 0), in_dims=1, out_dims=1)(x)
+    assert_right(y, x, 0)
+    assert through_triton(launched) == ["online"]
+    assert through_a_kept_kernel(launched) == []
+    of_values = torch.vmap(lambda v: fastest.softmax(v, -1))(tensor(4))
+    assert torch.equal(of_values, torch.ones_like(of_values))
+    with pytest.raises(IndexError, match=r"from -1 to 0 for shape \(64,\), got 1"):
+        torch.vmap(torch.vmap(lambda v: fastest.softmax(v, 1)))(x)
+
+
+# ---- what the compiler makes of it ---------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("n_rows", "n_cols"),
+    [
+        *[(4096, 32), (4096, 33), (1000, 1000), (1000, 1001), (1000, 8192)],
+        *[(1000, 12_345), (10_000, 50_257), (1000, 2**17), (64, 2**22), (1, 2**20)],
+    ],
+)
+def test_registers_do_not_spill(n_rows, n_cols, dtype):
+    """But Triton 3.9 spills up to 24 where their number is capped."""
+    x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
+    stem = fastest.choose(n_rows, n_cols, dtype, *unaligned.alignment(x, x))
+    view = online.as_columns(x) if stem == "online" else x
+    kernel = compile.aot(STEMS[stem].launch_for(view, view), gpu="H200")
+    capped = stem == "cooperative" and not OLDER_TRITON
+    assert kernel.spills <= (96 if capped else 0)
