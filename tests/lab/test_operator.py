@@ -1,4 +1,4 @@
-"""What is true of any row operator; `tests/test_fastest_operator.py` shows it of softmax."""
+"""What is true of any row operator; `tests/test_fastest_operator.py` shows softmax."""
 
 import itertools
 
