@@ -15,7 +15,7 @@ import re
 from docutils import nodes
 
 GLOSSARY = "book/glossary"
-LINK = re.compile(r"\]\(\.\./book/glossary\.md#([\w-]+)\)")
+LINK = re.compile(r"\]\((?:\.\./)+book/glossary\.md#([\w-]+)\)")
 
 
 def link_terms(app, name: str, source: list[str]) -> None:
