@@ -1,4 +1,4 @@
-"""What a published page has beside its text: a version, a card, light pages, a 404 page.
+"""What a published page has beside its text: a version, a card, a 404 page.
 
 - The book's version is that of pyproject.toml, and every page's footer says when the
   record that it shows was measured.
@@ -6,7 +6,7 @@
   It follows from the one setting of the repository's address (GitHub Pages).
 - Images are loaded when the reader comes near them, MathJax where a page has
   mathematics (Sphinx loads it on the first page, too, for the pages below).
-- The column of contents is a landmark as a whole: readers of screens find it.
+- `MENDS` are faults of the theme's pages that `make browser` finds.
 - The theme brings 0.8 MB of icons, compressed, and a script that draws them a second
   time. The pages keep the 20 icons that they show, in fonts that fontTools cuts.
 
@@ -23,7 +23,30 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[2]
 ICON = re.compile(r"\bfa-[a-z0-9-]+")
 RULE = re.compile(r"([^{}]*)\{([^{}]*)\}")
-ICON_SCRIPT = re.compile(r'\s*<script src="[^"]*/fontawesome\.js[^"]*"></script>')
+# What the browser's suite found in the theme's pages, as (pattern, replacement).
+MENDS = [
+    # Icons are drawn by fonts: the script that draws them again is not needed.
+    (r'\s*<script src="[^"]*/fontawesome\.js[^"]*"></script>', ""),
+    # A landmark that holds the whole column of contents.
+    (
+        '<div class="(sidebar-primary-items__start)',
+        r'<div role="navigation" aria-label="Book" class="\1',
+    ),
+    # Buttons that unfold a part of the contents, named by the page beside them.
+    (
+        r"(<a [^>]*>([^<]*)</a><details[^>]*>)<summary>",
+        r'\1<summary aria-label="Pages of \2">',
+    ),
+    # Not everything between citations is a list's item.
+    ('<div role="list" class="citation-list">', '<div class="citation-list">'),
+    # The first visit has no mode yet: a complaint on the console, and a flash of light.
+    (r'(getItem\("mode"\) \|\| )""', r'\1"auto"'),
+    (
+        r'(getItem\("theme"\) \|\| )""',
+        r"""\1(matchMedia("(prefers-color-scheme: dark)").matches"""
+        """ ? "dark" : "light")""",
+    ),
+]
 WOFF2 = re.compile(r'url\([^)]*/fontawesome/[^)]*\.woff2\) format\("woff2"\),')
 # Sphinx 7's search takes "#term-torch.compile" for an element of the class "compile".
 TERM_WITH_A_DOT = (
@@ -117,16 +140,15 @@ def icon_codes(css: str, texts: list[str]) -> set[int]:
 
 
 def finish(app, error: Exception | None) -> None:
-    """Gives the pages their landmark, and takes the icons that they don't show."""
+    """Mends the theme's pages and search, and cuts the icons that no page shows."""
     if error or app.builder.format != "html":
         return
     outdir = Path(app.outdir)
     for page in outdir.rglob("*.html"):
-        text = page.read_text().replace(
-            '<div class="sidebar-primary-items__start',
-            '<div role="navigation" aria-label="Book" class="sidebar-primary-items__start',
-        )
-        page.write_text(ICON_SCRIPT.sub("", text))
+        text = page.read_text()
+        for pattern, replacement in MENDS:
+            text = re.sub(pattern, replacement, text)
+        page.write_text(text)
     static = outdir / "_static"
     search = static / "searchtools.js"
     search.write_text(search.read_text().replace(*TERM_WITH_A_DOT))

@@ -152,13 +152,18 @@ class Visitor:
             *(f"is not there: {address}" for address in self.missing),
         ]
 
-    def accessibility(self) -> list[str]:
-        """Serious and critical findings of axe-core, and content outside landmarks."""
+    def accessibility(self, rules: str = "all") -> list[str]:
+        """Serious and critical findings of axe-core, and content outside landmarks.
+
+        Args:
+            rules: "all", "contrast" alone, or "structure": all but contrast, which
+                takes most of the time.
+        """
         from axe_playwright_python.base import AXE_SCRIPT
 
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE_SCRIPT)
-        return self.page.evaluate(AXE)
+        return self.page.evaluate(AXE, AXE_RULES[rules])
 
     def links(self) -> list[str]:
         """The addresses of all links, as the browser resolves them."""
@@ -189,9 +194,14 @@ DRAW_ALL = """async () => {
   await Promise.all(images.map(image => image.decode().catch(() => null)));
 }"""
 
-AXE = """async () => {
+AXE_RULES = {
+    "all": {},
+    "contrast": {"runOnly": ["color-contrast"]},
+    "structure": {"rules": {"color-contrast": {"enabled": False}}},
+}
+AXE = """async rules => {
   const {violations} = await axe.run(document,
-    {resultTypes: ['violations'], preload: false});
+    {resultTypes: ['violations'], preload: false, ...rules});
   return violations
     .filter(v => ['serious', 'critical'].includes(v.impact) || v.id === 'region')
     .map(v => `${v.id} (${v.impact}, ${v.nodes.length} times): ` +
@@ -218,7 +228,8 @@ _WIDE = """
     const box = e.getBoundingClientRect();
     return box.width > 1 && box.right > root.clientWidth + 1 && seen(e) && !held(e);
   }).map(e => `is wider than the page: ${name(e)}`);
-  if (over > 0 && !wide.length) wide.push(`the page is ${over} px wider than its window`);
+  if (over > 0 && !wide.length)
+    wide.push(`the page is ${over} px wider than its window`);
 """
 
 CHECKS = {
