@@ -372,7 +372,9 @@ class Failure:
         name, got, expected = self.function, _number(self.got), _number(self.expected)
         n_rows, n_cols = self.shape
         layout = "" if self.layout == "contiguous" else f", {self.layout}"
-        matrix = f"a {n_rows} × {n_cols} matrix ({name_of(self.dtype)}{layout})"
+        article = "an" if str(n_rows)[0] == "8" or n_rows in (11, 18) else "a"
+        size = f"{article} {n_rows} × {n_cols}"
+        matrix = f"{size} matrix ({name_of(self.dtype)}{layout})"
         place = "its value" if self.col is None else f"column {self.col}"
         row = f"Row {self.row} ({self.values}) of {matrix} is wrong:"
         said = {

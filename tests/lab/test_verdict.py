@@ -302,3 +302,11 @@ def test_zero_that_wins_the_maximum_of_negative_numbers_is_named(capsys):
         "A masked element took part in the maximum and in the sum, as 0. Which value "
         "never wins a maximum?"
     )
+
+
+@pytest.mark.parametrize(("n_rows", "words"), [(8, "an 8 ×"), (13, "a 13 ×")])
+def test_a_matrix_has_its_article(n_rows, words):
+    where = {"shape": (n_rows, 3), "dtype": torch.float32, "layout": "contiguous"}
+    rest = {"values": "normal", "got": "", "expected": ""}
+    failure = verdict.Failure("f", verdict.Fault.INPUT, **where, **rest)
+    assert failure.sentence.startswith(f"f changes its input, {words} 3 matrix")
