@@ -27,6 +27,7 @@ from kernels.unaligned import edge_columns, split_row
 # Bytes of y. A program holds as many of the gradient.
 TILE_BYTES = 2048  # shorter rows share a tile
 EDGES_TILE_BYTES = 960  # the least of a tile whose rows have edges, without padding
+WIDE_BYTES = 128  # the shortest 16-bit row with edges that is moved 16 bytes at once
 BYTES_PER_WARP = 2048  # with the gradient's, 128 bytes in each thread
 LONGEST_TILE = 32768  # the longest row that a program takes by itself
 LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
@@ -196,31 +197,30 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
 
     A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take
     instructions and registers, so tiles with edges have just enough bytes in flight,
-    and more warps. Programs share longer rows. Their parts are small, and a thread's
-    registers capped, because while some programs of an SM wait, others must load. But
-    each part more is one more to wait for, so long rows of float32 have larger parts.
-    A value has element_size bytes.
+    and more warps. Programs share longer rows. Their parts are small, and registers
+    capped, because while some programs of an SM wait, others must load. But each part
+    more is one more to wait for, so long rows of float32 have larger parts.
     """
-    vector = 16 // element_size
-    if n_cols % vector and n_cols * element_size < SHORT_BYTES:
+    vector, n_bytes = 16 // element_size, n_cols * element_size
+    wide = element_size == 2 and n_bytes >= WIDE_BYTES
+    if n_cols % vector and n_bytes < SHORT_BYTES and not (wide and n_cols % 4):
         vector = 4
     edges = n_cols % vector > 0
-    body = max(n_cols // vector, 1) * vector
-    row_bytes = body * element_size
+    row_bytes = max(n_cols // vector, 1) * vector * element_size
     if row_bytes <= LONGEST_TILE:
-        block_cols = launch.power_of_2(body)
-        block_bytes = block_cols * element_size
+        block_bytes = launch.power_of_2(row_bytes)
         rows = max(1, TILE_BYTES // block_bytes)
         if edges:
-            least = launch.ceil_div(EDGES_TILE_BYTES, n_cols * element_size)
-            rows = launch.power_of_2(least)
+            least = EDGES_TILE_BYTES * (2 if wide else 1)
+            rows = launch.power_of_2(launch.ceil_div(least, n_bytes))
         warps = rows * block_bytes // BYTES_PER_WARP
         if edges and rows > 1:  # a warp for each KiB, edges among them, rounded down
             tile_bytes = rows * (block_bytes + 2 * vector * element_size)
-            warps = launch.power_of_2(tile_bytes // 1024 + 1) // 2
-        elif edges:
-            warps = min(warps, 8)  # each computes where the edges are
-        return Config(rows, block_cols, 1, vector, edges, 1, max(1, warps))
+            warps = 2 if wide else launch.power_of_2(tile_bytes // 1024 + 1) // 2
+        elif edges or element_size == 2:  # 16 take longer
+            warps = min(warps, 8)
+        block_cols, warps = block_bytes // element_size, max(1, warps)
+        return Config(rows, block_cols, 1, vector, edges, 1, warps)
     if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
         part_bytes, num_warps, maxnreg = FEW_PARTS
     elif element_size == 4 and row_bytes >= LONG_BYTES:
