@@ -339,6 +339,30 @@ def test_an_offset_that_overflows_is_caught_before_it_is_used():
     )
 
 
+# ---- formulas ------------------------------------------------------------------------
+
+
+def test_a_formula_is_judged_call_by_call():
+    def area(n, m):
+        return n * m
+
+    def round_about(n, m):
+        return 2 * (n + m)
+
+    cases = [(4, 4), (2, 3)]
+    assert said(judge.formula(area, area, cases)) == "Right: area passes 2 calls."
+    wrong = said(judge.formula(lambda n, m: n + m, area, cases))
+    assert "(4, 4)" in wrong and "16" in wrong
+    mistakes = {"That goes round it.": round_about}
+    wrong = said(judge.formula(round_about, area, cases, mistakes=mistakes))
+    assert "(2, 3)" in wrong and wrong.endswith("That goes round it.")
+    assert "did not end" in said(
+        judge.formula(lambda n, m: never_ends(n), area, cases, limit_s=1)
+    )
+    with pytest.raises(ValueError, match="two calls or more"):
+        judge.formula(area, area, [(2, 3)])
+
+
 # ---- the GPU's world -----------------------------------------------------------------
 
 
