@@ -1,6 +1,9 @@
-"""The teacher's page: its routes add up, and name cells and chapters that there are."""
+"""The teacher's page: its routes add up, and the cells that they name can be run."""
 
+import builtins
 import re
+import symtable
+from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
@@ -50,6 +53,97 @@ def faults(route: list[list[str]], length: int) -> list[str]:
             named = re.findall(r"\*([^*]+)\*", run + skip)
             found += [f"{path.stem}: {each}" for each in {*named} - headings(path)]
     return found + ([f"ends at {clock}"] if clock != length else [])
+
+
+# ---- what a route's cells need from the cells that it skips --------------------------
+
+
+def chosen(run: str, skip: str, ordered: list[str]) -> set[str]:
+    """The headings that a row of a route runs.
+
+    Args:
+        run: "all", or headings in italics; "*A* to *B*" are all from A to B.
+        skip: headings in italics.
+        ordered: the chapter's headings.
+    """
+    if run == "all":
+        names = {*ordered}
+    else:
+        names = set(re.findall(r"\*([^*]+)\*", run))
+        for first, last in re.findall(r"\*([^*]+)\* to \*([^*]+)\*", run):
+            names |= {*ordered[ordered.index(first) : ordered.index(last) + 1]}
+    return names - {*re.findall(r"\*([^*]+)\*", skip)}
+
+
+def sections(path: Path) -> list[tuple[str, str]]:
+    """Each code cell of a chapter, with the heading above it; "" for the first cell."""
+    transform = pytest.importorskip("IPython.core.inputtransformer2")
+    heading, found = "", []
+    for cell in nbformat.read(path, as_version=4).cells:
+        if cell.cell_type == "markdown":
+            heading = [heading, *re.findall(r"^##+ (.*)", cell.source, re.M)][-1]
+        else:
+            manager = transform.TransformerManager()
+            found.append((heading, manager.transform_cell(cell.source)))
+    return found
+
+
+def names_of(code: str) -> tuple[set[str], set[str]]:
+    """The global names that a cell uses without defining them, and those it defines."""
+    tables, used, defined = [symtable.symtable(code, "cell", "exec")], set(), set()
+    for table in tables:
+        tables += table.get_children()
+        top = table.get_type() == "module"
+        for symbol in table.get_symbols():
+            here = symbol.is_assigned() or symbol.is_imported()
+            if top and here:
+                defined.add(symbol.get_name())
+            elif symbol.is_global() or (top and symbol.is_referenced()):
+                used.add(symbol.get_name())
+    return used - defined, defined
+
+
+def lacks(cells: Iterable[tuple[str, str]], headings: set[str]) -> set[str]:
+    """The names that the cells below some headings need, and that no such cell defines.
+
+    Args:
+        cells: as `sections` returns them. The cell without a heading always runs.
+        headings: the others that run.
+    """
+    known, missing = {*dir(builtins), "display", "get_ipython"}, set()
+    for heading, code in cells:
+        if heading in headings | {""}:
+            used, defined = names_of(code)
+            missing |= used - known
+            known |= defined
+    return missing
+
+
+@pytest.mark.parametrize("length", sorted({*LENGTHS}))
+def test_the_cells_of_a_route_need_no_cell_that_it_skips(length):
+    for route in [r for r, n in zip(routes(PAGE), LENGTHS, strict=True) if n == length]:
+        run: dict[str, set[str]] = {}
+        for _, chapter, names, skip, _ in route:
+            if link := re.search(r"notebooks/\d\d_\w+\.ipynb", chapter):
+                ordered = [*dict.fromkeys(h for h, _ in sections(ROOT / link[0]))]
+                found = chosen(names, skip, ordered)
+                run[link[0]] = run.get(link[0], set()) | found
+        for chapter, names in run.items():
+            assert lacks(sections(ROOT / chapter), names) == set(), chapter
+
+
+def test_a_cell_that_needs_a_skipped_cell_is_seen():
+    cells = [
+        ("", "import re"),
+        ("A", "x = 1\ny = x"),
+        ("B", "def f(z):\n    return x * z"),
+    ]
+    assert lacks(cells, {"A", "B"}) == set()
+    assert lacks(cells, {"B"}) == {"x"}
+    assert chosen("*A* to *C*, *E*", "*B*", [*"ABCDE"]) == {"A", "C", "E"}
+
+
+# ---- the routes and the chapters -----------------------------------------------------
 
 
 def test_every_route_adds_up_and_names_headings_that_there_are():
