@@ -327,6 +327,13 @@ def test_cells_are_short(notebook):
         assert len(source.splitlines()) <= LONGEST_CELL, source
 
 
+def test_lines_of_code_fit_a_page(notebook):
+    """A formatter's 88 columns are for modules. It does not break a line of imports."""
+    for cell in code(notebook):
+        for line in cell.source.splitlines():
+            assert len(line) <= 80 or line.startswith("from kernels.lab import"), line
+
+
 def test_most_outputs_are_compared(notebook):
     ignored = [cell for cell in code(notebook) if tags(cell) & IGNORED]
     assert len(ignored) < len(code(notebook)) / 2

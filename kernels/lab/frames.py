@@ -94,6 +94,9 @@ def concat(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     here = ["recorded" not in each or "measured" in each for each in sources]
     if len(sources) > 1 and not any(here) and set(PROVENANCE) <= set(df):
         sources = [label(df, measured=False)]
+    kept = [pd.DataFrame(each.attrs.get("recorded", {})) for each in full]
+    if any(map(len, kept)):
+        df.attrs["recorded"] = pd.concat(kept).drop_duplicates().to_dict("list")
     return with_source(df, "; ".join(sources))
 
 

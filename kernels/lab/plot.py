@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator
@@ -89,7 +90,8 @@ def bandwidth(
     """Measurements over the shape: one line per provider, one panel per dtype.
 
     The band around a line goes from the 20th to the 80th percentile of its timings.
-    The copy, the measured ceiling, is dashed.
+    The copy, the measured ceiling, is dashed. What the record has of the same rows
+    (`df.attrs["recorded"]`) lies behind as wide, pale lines.
 
     Args:
         df: measurements, as `record.sweep` returns them.
@@ -114,12 +116,19 @@ def bandwidth(
     if title is None:
         title = AXES[measure].split(",")[0].capitalize() + " of softmax"
     dtypes = rows["dtype"].unique()
-    source = df.attrs.get("source", "")
+    source, behind = df.attrs.get("source", ""), pd.DataFrame()
+    if df.attrs.get("recorded"):
+        keys = ["provider", "dtype", "n_rows", "n_cols", "input", "clock"]
+        recorded = pd.DataFrame(df.attrs["recorded"])
+        behind = rows.loc[rows["provider"] != "copy", keys].merge(recorded, on=keys)
+    if len(behind):
+        source += f" · pale: recorded on {'/'.join(behind['gpu'].unique())}"
     card = figure(0.9 + 2.7 * len(dtypes), title=title, source=source)
     panels = card.subplots(len(dtypes), sharex=True, squeeze=False)[:, 0]
     for ax, dtype in zip(panels, dtypes, strict=True):
         same = rows[rows["dtype"] == dtype]
-        _draw_lines(ax, _lines_of(same, x, measure))
+        pale = behind[behind["dtype"] == dtype] if len(behind) else same[:0]
+        _draw_lines(ax, *(_lines_of(each, x, measure) for each in (same, pale)))
         ax.set_title(" · ".join([dtype, *_shape_facts(same, x)]))
         ax.set_ylabel(AXES[measure])
         _log2_ticks(ax, sorted(rows[x].unique()))
@@ -199,8 +208,15 @@ def lines(
     return card
 
 
-def _draw_lines(ax: Axes, lines: Mapping[str, _Line]) -> None:
-    styles = styles_of(lines)
+def _draw_lines(
+    ax: Axes, lines: Mapping[str, _Line], behind: Mapping[str, _Line] | None = None
+) -> None:
+    styles, behind = styles_of(lines), behind or {}
+    for name, line in behind.items():
+        ways = [list(zip(line.xs, line.ys, strict=True))]
+        look = {"linewidths": 5, "alpha": 0.25, "zorder": 1.5, "capstyle": "round"}
+        look |= {"colors": styles[name].colour}
+        ax.add_collection(LineCollection(ways, **look), autolim=False)
     for name, line in lines.items():
         colour, marker, label = styles[name]
         look = {"color": colour, "marker": marker}
@@ -210,7 +226,8 @@ def _draw_lines(ax: Axes, lines: Mapping[str, _Line]) -> None:
         ax.plot(line.xs, line.ys, label=label, **look)
         if line.band:
             ax.fill_between(line.xs, *line.band, color=colour, alpha=0.15, linewidth=0)
-    ax.set_ylim(0, 1.06 * max(max(line.ys) for line in lines.values()))
+    ys = itertools.chain(*(line.ys for line in [*lines.values(), *behind.values()]))
+    ax.set_ylim(0, 1.06 * max(ys))
 
 
 def _draw_ceiling(

@@ -11,7 +11,8 @@
 `observe` is for everything else that only a GPU can tell. On a GPU both measure. With
 COURSE_RECORD=1 they also write what they measured. Without a GPU, and with
 COURSE_MEASURE=recorded, both read the record of the GPU that COURSE_RECORDED_GPU names,
-such as "nvidia-h200". `df.attrs["source"]` says which GPU it was, for figures.
+such as "nvidia-h200". `df.attrs["source"]` says which GPU it was, for figures. Beside a
+sweep's measurements, `df.attrs["recorded"]` has what the record has of the same rows.
 
 Weighed: a data frame of our own (the course had one; pandas does the same in less),
 polars (fewer learners know it), xarray (measurements are no grid: providers refuse
@@ -218,7 +219,11 @@ def sweep(
     if len(found):
         names = ", ".join(found["provider"].unique())
         source += f" · {names} recorded {found['recorded_at'].min()}"
-    return _present(df, source)
+    df = _present(df, source)
+    if not _recording() and (path := _readable(stem)).exists():
+        kept = asked.merge(_read(path), on=KEY)
+        df.attrs["recorded"] = _present(kept, "").to_dict("list")
+    return df
 
 
 def timed(

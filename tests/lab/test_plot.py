@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 
@@ -54,6 +55,30 @@ def words(ax):
 
 
 # ---- figures -------------------------------------------------------------------------
+
+
+def test_what_is_recorded_lies_behind_what_is_measured(df):
+    """Where both are known, and only there; the copy is the yardstick of each."""
+    recorded = frame(
+        measured(provider, n_cols, slowness * n_cols)
+        for n_cols in (64, 1024, 4096)
+        for provider, slowness in (("copy", 2.0), ("torch", 2.5), ("online", 9.0))
+    )
+    plain = [len(ax.get_lines()) for ax in plot.bandwidth(df).axes]
+    df.attrs["recorded"] = recorded.assign(gpu="NVIDIA H200").to_dict("list")
+    figure = plot.bandwidth(df[df["n_cols"] < 2000], measure="share_of_copy")
+    above, below = figure.axes
+    assert [len(ax.get_lines()) for ax in figure.axes] == plain
+    (behind,) = [each for each in above.collections if isinstance(each, LineCollection)]
+    assert behind.get_segments()[0].tolist() == [[64, 0.8], [1024, 0.8]]
+    own = line(above, "torch.softmax")
+    assert to_hex(behind.get_color()[0]) == to_hex(own.get_color())
+    assert behind.zorder < own.zorder
+    assert not [each for each in below.collections if isinstance(each, LineCollection)]
+    (source,) = [text for text in figure.texts if SOURCE in text.get_text()]
+    assert source.get_text() == SOURCE + " · pale: recorded on NVIDIA H200"
+    df.attrs["recorded"] = recorded.assign(gpu="H200", clock="device").to_dict("list")
+    assert "pale" not in str([text.get_text() for text in plot.bandwidth(df).texts])
 
 
 def test_bandwidth_has_a_panel_per_dtype_and_a_line_per_provider(df):

@@ -160,6 +160,23 @@ def test_what_is_recorded_is_read_back_without_a_gpu(world, folder, timer, monke
     assert read.attrs["source"].startswith(label)
 
 
+def test_a_sweep_has_the_record_of_the_same_rows_beside_it(world, folder, timer):
+    """For a figure to draw behind what is measured; a GPU that records draws none."""
+    world(has_gpu=True, recording=True)
+    measured = record.sweep("mine", PROVIDERS, record.cases([(8, 1000), (64, 128)]))
+    assert "recorded" not in measured.attrs
+    world(has_gpu=True)
+    df = record.sweep("mine", PROVIDERS, record.cases([(8, 1000), (16, 500)]))
+    kept = pd.DataFrame(df.attrs["recorded"])
+    same = measured[measured["n_rows"] == 8].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, same, check_dtype=False)
+    joined = record.concat([record.select(df, n_rows=8), record.select(df, n_rows=16)])
+    assert len(joined.attrs["recorded"]["provider"]) == len(kept)
+    world(has_gpu=False)
+    read = record.sweep("mine", PROVIDERS, record.cases([(8, 1000)]))
+    assert "recorded" not in read.attrs  # it is the record
+
+
 def test_a_new_record_takes_the_place_of_the_same_rows_only(world, folder, timer):
     world(has_gpu=True, recording=True)
     record.sweep("mine", PROVIDERS, CASES)
