@@ -7,7 +7,7 @@ import gzip
 import mimetypes
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -72,7 +72,8 @@ def serve(folder: Path, prefix: str = "/") -> Iterator[Site]:
             if file and file.suffix in TEXT:
                 self.send_header("Content-Encoding", "gzip")
             self.end_headers()
-            self.wfile.write(body)
+            with suppress(ConnectionError):  # the browser has left the page
+                self.wfile.write(body)
             site.sent[path] = site.sent.get(path, 0) + len(body)
 
         def log_message(self, *args) -> None:
