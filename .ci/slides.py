@@ -278,8 +278,11 @@ def slide_html(slide: Slide) -> str:
         sized = [p for p in shown if p.kind != "formula"]  # the others' height is known
         height -= sum(40 + 34 * (p.words // 15 + 1) for p in prose)
         height -= 90 * (len(shown) - len(sized))
-        each = height // max(1, len(sized)) - 8
-        body = "".join(_fitted(p, BODY_WIDTH, each) for p in slide.pieces)
+        parts = {id(p): p.lines + 1 if p.lines else 14 for p in sized}  # as in lines
+        room = {key: height * n / sum(parts.values()) - 8 for key, n in parts.items()}
+        body = "".join(
+            _fitted(p, BODY_WIDTH, room.get(id(p), height)) for p in slide.pieces
+        )
     kind = "body beside" if beside else "body"
     return (
         f'<section class="{"opening" if opening else "inside"}">\n'
