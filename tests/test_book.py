@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from kernels.lab.style import contrast
+
 yaml = pytest.importorskip("yaml", reason="comes with jupyter-book")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -318,6 +320,18 @@ def test_links_to_terms_say_what_the_terms_mean(book: Path) -> None:
     assert any("The cache that all SMs share" in title for title in titles)
     style = (book / "_static" / "course.css").read_text()
     assert re.search(r"a\.term:focus-visible::after \{[^}]*attr\(title\)", style)
+
+
+@pytest.mark.parametrize(
+    ("theme", "ground"), [("light", "#eaeef2"), ("dark", "#343b47")]
+)
+def test_a_diffs_two_colours_can_be_read(theme: str, ground: str) -> None:
+    """Pygments' style for dark pages has none for added lines."""
+    style = (ROOT / "book" / "static" / "course.css").read_text()
+    begin = rf'html\[data-theme="{theme}"\] \.bd-article \.highlight \.'
+    colours = re.findall(begin + r"g[id] \{[^}]*?[^-]color: (#\w+);", style)
+    assert len(set(colours)) == 2
+    assert min(contrast(colour, ground) for colour in colours) > 5
 
 
 def test_the_summary_figure_shows_the_record() -> None:

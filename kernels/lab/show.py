@@ -65,8 +65,8 @@ def excerpt(function: Callable, first: str, last: str) -> Code:
 def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
     """The lines that change from one function or kernel to another, in their context.
 
-    Docstrings are left out. The language of the text is "diff", so that a notebook
-    gives removed and added lines two colours.
+    Docstrings are left out. The language of the text is "diff", for which the book has
+    two colours, of removed and of added lines. JupyterLab shows the signs only.
 
     Args:
         old, new: functions or kernels.
