@@ -203,9 +203,13 @@ def bandwidth(
     right = own >= at_least * copy
     said = (
         f"{name} reaches an effective bandwidth of {own:,.0f} GB/s, "
-        f"{own / copy:.0%} of the copy's {copy:,.0f} GB/s"
+        f"{100 * own / copy:.0f} % of the copy's {copy:,.0f} GB/s"
     )
-    said = f"Right: {said}." if right else f"Not yet: {said}; {at_least:.0%} is enough."
+    said = (
+        f"Right: {said}."
+        if right
+        else f"Not yet: {said}; {100 * at_least:.0f} % is enough."
+    )
     return _note(name, right, said)
 
 

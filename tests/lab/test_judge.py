@@ -428,8 +428,8 @@ def test_bandwidth_is_a_share_of_the_copys(gpu, monkeypatch):
     monkeypatch.delenv("COURSE_MEASURE", raising=False)
     gpu["compiler"] = Stage((3000.0, 4000.0), (3400.0, 4000.0))
     assert said(judge.bandwidth(row_sum, (4096, 4096))) == (
-        "Not yet: row_sum reaches an effective bandwidth of 3,000 GB/s, 75% of the "
-        "copy's 4,000 GB/s; 80% is enough."
+        "Not yet: row_sum reaches an effective bandwidth of 3,000 GB/s, 75 % of the "
+        "copy's 4,000 GB/s; 80 % is enough."
     )
     assert said(judge.bandwidth(row_sum, (4096, 4096))).startswith("Right: ")
 

@@ -161,6 +161,36 @@ def test_a_formula_that_raises_or_returns_too_much():
     assert "asked for" in formula(lambda n, dtype: (n, n)).failure
 
 
+# ---- bandwidth -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def microseconds(monkeypatch):
+    """A clock by which the copy takes 2 µs, and everything else 4 µs."""
+
+    def device_us(function, *args):
+        function(*args)
+        us = 2 if function is torch.Tensor.copy_ else 4
+        return 0, us, 0
+
+    monkeypatch.setattr(trials.clock, "device_us", device_us)
+
+
+def test_bandwidth_counts_inputs_and_results_once(microseconds):
+    neg = trials.bandwidth(torch.neg, (1000, 500), torch.float32)
+    assert neg == pytest.approx((4e6 / 4 / 1e3, 4e6 / 2 / 1e3))
+    shapes = ((1000, 500), (500,))
+    scaled = trials.bandwidth(lambda x, w: x * w, shapes, torch.bfloat16)
+    assert scaled[0] == pytest.approx((2e6 + 1000) / 4 / 1e3)
+    made = trials.bandwidth(torch.neg, lambda seed: torch.ones(10, 50), torch.float32)
+    assert made[1] == pytest.approx(4000 / 2 / 1e3)
+
+
+def test_a_function_that_fails_has_no_bandwidth(microseconds):
+    failed = trials.bandwidth(lambda x: x.sum(dim=2), (3, 5), torch.float32)
+    assert "fails: IndexError" in failed.failure
+
+
 # ---- words ---------------------------------------------------------------------------
 
 
