@@ -193,7 +193,7 @@ class Config:
 
 
 def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
-    """The configuration for n_rows rows of n_cols values, on the current GPU.
+    """Chooses for n_rows rows of n_cols values of element_size bytes, on this GPU.
 
     A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take
     instructions and registers, so tiles with edges have just enough bytes in flight,

@@ -34,9 +34,9 @@ def split_row(row_start, n_cols, VECTOR: tl.constexpr):
 
 @triton.jit
 def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    """The columns of a row's head, VECTOR edges, and tail, as many; and which exist.
+    """The column of each place among a row's edges, and whether the row has it.
 
-    An edge from 2 * VECTOR on is no column.
+    The first VECTOR places are the head's, the next VECTOR the tail's.
     """
     is_head = edge < VECTOR
     cols = tl.where(is_head, edge, head + body + edge - VECTOR)
@@ -45,9 +45,12 @@ def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
 
 @triton.jit
 def find_rows(rows, matrix, VECTOR):
-    """Where rows start, and their heads, bodies and lengths; 0 beyond the last row."""
+    """Returns where rows start, and the lengths of their heads, bodies and of all.
+
+    Starts count from an aligned address. A row that the matrix lacks has length 0.
+    """
     n_rows, n_cols, row_stride, shift = matrix
-    start = rows.to(tl.int64) * row_stride + shift  # counted from an aligned address
+    start = rows.to(tl.int64) * row_stride + shift
     n_cols = tl.where(rows < n_rows, n_cols, 0)
     head, body = split_row(start, n_cols, VECTOR)
     return start, head, body, n_cols
