@@ -61,7 +61,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """
     home = tmp_path_factory.mktemp("lab")
     folder = home / "course"
-    unwanted = shutil.ignore_patterns(".*", "_build", "*.egg-info", "__pycache__")
+    unwanted = shutil.ignore_patterns(
+        ".git", ".venv*", ".*_cache", "_build", "__pycache__"
+    )
     shutil.copytree(ROOT, folder, ignore=unwanted)
     for name, settings in SETTINGS.items():
         path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
