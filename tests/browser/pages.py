@@ -213,7 +213,7 @@ AXE = """async rules => {
 # What checks have in common: a name for an element, and whether it can be seen.
 _NAME = """
   const name = e => (e.tagName.toLowerCase() + '.' + (e.getAttribute('class') ?? '') +
-    ' ' + (e.getAttribute('src') ?? e.textContent.trim().slice(0, 40))).trim();
+    ' ' + (e.getAttribute('src') ?? e.textContent.trim()).slice(0, 80)).trim();
   const seen = e => e.checkVisibility({visibilityProperty: true});
 """
 
