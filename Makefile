@@ -53,7 +53,8 @@ help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
 lab: $(call ready,lab)
-	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/01_eager.ipynb $(ARGS)
+	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/01_eager.ipynb \
+		--LabApp.extra_labextensions_path=book/labextensions $(ARGS)
 
 test: $(call ready,test)
 	$(PY) -m pytest $(ARGS)

@@ -66,7 +66,8 @@ def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
     """The lines that change from one function or kernel to another, in their context.
 
     Docstrings are left out. The language of the text is "diff", for which the book has
-    two colours, of removed and of added lines. JupyterLab shows the signs only.
+    two colours, of removed and of added lines (`course.css`), and JupyterLab, as `make
+    lab` starts it, too (`book/labextensions`).
 
     Args:
         old, new: functions or kernels.
