@@ -22,6 +22,7 @@ Triton-Puzzles compares one input, in the notebook's own process.
 
 import functools
 import linecache
+import math
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -291,42 +292,63 @@ def formula(
     return _note(name, True, f"Right: {name} passes {outcome.tried}.")
 
 
-def guess(guessed: Any, measured: Any, unit: str = "", *, given: Any = None) -> Verdict:
-    """Says how near guesses were. It is true if all are within a factor of 2.
+def guess(
+    guessed: Any, found: Any, unit: str = "", *, of: str = "", within: float = 1.5
+) -> Verdict:
+    """Says in a sentence how near guesses were. It is true if all are near enough.
 
     Args:
-        guessed: numbers by name, or a list, or one number; `...` is no guess.
-        measured: the same of what was measured.
+        guessed: numbers by name, or a list, or one number; `...` is no guess. What
+            `found` doesn't name is left out.
+        found: what was measured or counted, likewise; None where nothing was.
         unit: of both, such as "copies".
-        given: the numbers that stood in the cell before the learner changed them.
+        of: what the names count, such as "columns", if they are numbers.
+        within: the factor that a guess may be off; 1 asks for the number itself.
     """
-    guesses, found = parts_of(guessed), parts_of(measured)
+    guesses = parts_of(guessed)
+    right = {key: value for key, value in parts_of(found).items() if _is_number(value)}
     factors = {
-        key: max(guesses[key] / found[key], found[key] / guesses[key])
-        for key in found
-        if isinstance(guesses.get(key), Real) and guesses[key] > 0
-        if found[key] > 0
+        key: _factor(guesses[key], value)
+        for key, value in right.items()
+        if _is_number(guesses.get(key))
     }
-    missing = [str(key) for key in found if key not in factors]
+    if not right:
+        return Verdict(None, "Nothing was found that a guess can be compared with.")
     if not factors:
         return Verdict(None, "No guess yet: write down a number for each.")
-    count = len(factors)
-    near = {most: sum(f <= most for f in factors.values()) for most in (1.5, 2)}
-    plural = "guess is" if count == 1 else "guesses are"
-    said = f"{near[1.5]} of {count} {plural} within a factor of 1.5"
-    if near[2] > near[1.5]:
-        said += f", and {near[2]} within 2,"
-    said += " of the measurement"
+    near = sum(factor <= within for factor in factors.values())
+    how = "right" if within == 1 else f"within a factor of {within:g}"
     worst = max(factors, key=factors.__getitem__)
-    if factors[worst] > 1.5:
-        label = f"{worst}, " if count > 1 else ""
-        said += f"; furthest off: {label}guessed {guesses[worst]:.3g}, measured "
-        said += f"{found[worst]:.3g} {unit}".rstrip()
-    if missing:
-        said += f"; no guess for {listed(missing)}"
-    if given is not None and parts_of(given) == guesses:
-        said = f"As the numbers stood in the cell: {said}"
-    return Verdict(bool(near[2] == len(found)), wrapped(f"{said}."))
+    label = f"{worst} {of}".strip()
+    numbers = f"guessed {_short(guesses[worst])}, found {_short(right[worst])} {unit}"
+    numbers = numbers.rstrip()
+    if len(right) == 1:
+        said = f"{label}: {numbers}" if label else numbers.capitalize()
+        said += f", {how}" if near else f", not {how}"
+    else:
+        count = len(factors)
+        said = f"{near} of {count} {'guess' if count == 1 else 'guesses'} "
+        said += f"{'is' if 1 in (near, count) else 'are'} {how}"
+        if near < count:
+            said += f"; furthest off: {label} ({numbers})"
+        if missing := [str(key) for key in right if key not in factors]:
+            said += f"; no guess for {listed(missing)}"
+    return Verdict(bool(near == len(right)), wrapped(f"{said}."))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+def _factor(a: float, b: float) -> float:
+    """By which factor the larger one is larger; infinite if one of them is 0."""
+    if a == b:
+        return 1.0
+    return max(a / b, b / a) if a > 0 and b > 0 else math.inf
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 def _note(name: str | None, right: bool | None, sentence: str) -> Verdict:
