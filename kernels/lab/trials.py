@@ -168,7 +168,7 @@ def on_device(value: Any) -> Any:
     """A tensor with its strides, in memory where kernels run; all else as it is."""
     if not isinstance(value, torch.Tensor) or backend.DEVICE == "cpu":
         return value
-    storage = value.untyped_storage().to(backend.DEVICE)
+    storage = value.untyped_storage().cuda()  # PyTorch 2.11 has no storage.to()
     empty = torch.empty(0, dtype=value.dtype, device=backend.DEVICE)
     view = (storage, value.storage_offset(), value.size(), value.stride())
     return empty.set_(*view)
