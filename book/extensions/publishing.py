@@ -92,6 +92,10 @@ def set_up(app, config) -> None:
     config.version = config.release = project["version"]
     address = pages_address(config.html_theme_options["repository_url"])
     config.ogp_site_url = address
+    config.ogp_social_cards = {
+        "image_mini": "book/static/card.png",
+        "line_color": "#1f3a5f",
+    }
     config.notfound_urls_prefix = prefix = urlsplit(address).path
     config.notfound_context = {
         "title": "Page not found",
