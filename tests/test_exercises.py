@@ -24,7 +24,6 @@ EXERCISES = ROOT / "notebooks" / "exercises"
 # Chapters without exercises. To be emptied.
 MISSING = {
     *("compiler", "cuda", "matmul"),
-    *("gradient",),
 }
 KINDS = ("Repair", "Write", "Answer")
 LONGEST_STUB = 30
