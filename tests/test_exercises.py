@@ -22,9 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 EXERCISES = ROOT / "notebooks" / "exercises"
 # Chapters without exercises. To be emptied.
-MISSING = {
-    *("cuda", "matmul"),
-}
+MISSING: set[str] = set()
 PROJECT = "project"  # it ends the course, and belongs to no chapter
 KINDS = ("Repair", "Write", "Answer")
 LONGEST_STUB = 30
