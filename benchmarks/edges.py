@@ -38,6 +38,7 @@ from kernels.unaligned import (
     edge_columns,
     find_rows,
     load_block,
+    load_edges,
     own_max,
     own_sum,
 )
@@ -269,16 +270,15 @@ def threads_kernel(
 
     Args:
         As for `beside_kernel`.
-        THREADS: of a row, a power of two, at least 2 * VECTOR.
+        THREADS: of a row, a power of two.
     """
     matrix = n_rows, n_cols, input_row_stride, input_shift
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
     first_row = tl.program_id(0) * ROWS
-    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, THREADS)[None, :]
-    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
-    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
-    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)[None, :, :, None]
+    edges, edge_places, at_edge = load_edges(
+        input_ptr, first_row, matrix, ROWS, THREADS, VECTOR
+    )
     x, places, inside = load_block(
         input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
     )
@@ -298,7 +298,7 @@ def threads_kernel(
         row_sum += row_total(exp_shifted(widen(rest), row_max))
     factor = 1 / row_sum  # one division a row, then one product a value
     y = tl.reshape(edge_numerator * factor, at_edge.shape)
-    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+    tl.store(output_ptr + edge_places, y, mask=at_edge)
     if RECOMPUTE:
         numerator = exp_shifted(widen(x), row_max)
     y = tl.reshape(numerator * factor, inside.shape)

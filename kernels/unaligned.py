@@ -3,7 +3,7 @@
 Builds on: `kernels.tiled`.
 Changes: a row is split into a head before its first aligned address, a body that wide
     accesses fit, and a tail. Head and tail, the row's edges, are shorter than one
-    access each. A thread takes one element of them, besides its accesses to the body.
+    access each. Threads move them one element at a time.
 Costs: MN values read and MN written.
 Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device memory
     accesses (an access of 16 bytes must start at a multiple of 16 bytes).
@@ -75,6 +75,18 @@ def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
 
 
 @triton.jit
+def load_edges(ptr, first_row, matrix, ROWS, THREADS, VECTOR):
+    """As `load_block`, for heads and tails: an access moves one element."""
+    TURNS: tl.constexpr = (2 * VECTOR + THREADS - 1) // THREADS
+    line = tl.arange(0, TURNS * ROWS)[:, None]
+    start, head, body, n_cols = find_rows(first_row + line % ROWS, matrix, VECTOR)
+    edge = line // ROWS * THREADS + tl.arange(0, THREADS)[None, :]
+    cols, inside = edge_columns(edge, head, body, n_cols, VECTOR)
+    x = load_or_neg_inf(ptr + start + cols, inside)
+    return tl.reshape(x, (TURNS, ROWS, THREADS, 1)), start + cols, inside
+
+
+@triton.jit
 def own_max(x):
     """The maximum of each thread's elements (dimension 3) and turns (0) of each row."""
     return tl.max(tl.max(x.to(tl.float32), 3, keep_dims=True), 0, keep_dims=True)
@@ -103,29 +115,28 @@ def softmax_kernel(
 ):
     """One program computes the softmax of one tile of rows.
 
-    A thread reduces all that it holds of a row by itself: its accesses to the body, and
-    one element of the edges. So the threads of a row exchange values only once.
+    A thread reduces all that it holds of a row by itself: its accesses to the body and
+    its elements of the edges. So the threads of a row exchange values only once.
 
     Args: as in `kernels.tiled`. The two blocks hold the longest body.
         input_row_stride: elements from one row to the next, in both tensors.
         input_shift: elements from an aligned address to either's first element.
         VECTOR: elements that a thread moves at once in the body.
-        THREADS: of a row, a power of two, at least 2 * VECTOR.
+        THREADS: of a row, a power of two.
     """
     matrix = n_rows, n_cols, input_row_stride, input_shift
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
     first_row = tl.program_id(0) * ROWS
-    rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, THREADS)[None, :]
-    start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
-    edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
-    edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)[None, :, :, None]
+    edges, edge_places, at_edge = load_edges(
+        input_ptr, first_row, matrix, ROWS, THREADS, VECTOR
+    )
     x, places, inside = load_block(
         input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
     )
     if not RECOMPUTE:
         x = widen(x)
-    row_max = tl.maximum(own_max(x), edges.to(tl.float32))
+    row_max = tl.maximum(own_max(x), own_max(edges))
     if REST_COLS:
         rest, rest_places, rest_inside = load_block(
             input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
@@ -135,12 +146,12 @@ def softmax_kernel(
 
     numerator = exp_shifted(widen(x), row_max)
     edge_numerator = exp_shifted(edges, row_max)
-    row_sum = own_sum(numerator) + edge_numerator
+    row_sum = own_sum(numerator) + own_sum(edge_numerator)
     if REST_COLS:
         row_sum += own_sum(exp_shifted(widen(rest), row_max))
     factor = 1 / tl.sum(row_sum, axis=2, keep_dims=True)
     y = tl.reshape(edge_numerator * factor, at_edge.shape)
-    tl.store(output_ptr + start + edge_cols, y, mask=at_edge)
+    tl.store(output_ptr + edge_places, y, mask=at_edge)
     if RECOMPUTE:
         numerator = exp_shifted(widen(x), row_max)
     y = tl.reshape(numerator * factor, inside.shape)
@@ -173,24 +184,29 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 def choose_config(n_cols: int, element_size: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    A tile has about TILE_BYTES or one row. Where it has several rows, a row has only
-    the threads that its edges need, and accesses to short rows are so small that each
-    thread makes two. 16-bit rows have tiles of half the size up to 40 columns, where
-    registers are scarce, and of two warps from 64 columns on.
+    Rows shorter than SHORT_BYTES have so few threads that each thread has one row, and
+    loads all of its values at once; two warps, or four where threads hold few bytes.
+    A tile of longer rows has about TILE_BYTES (twice that at 16 bits) or one row, and a
+    thread for each place of a row's edges.
     """
-    vector = 16 // element_size
-    if n_cols * element_size < SHORT_BYTES:
-        vector = 4 if n_cols * element_size > 80 else 2
-    body = max(n_cols // vector * vector, 2 * vector * vector)
+    vector, row_bytes = 16 // element_size, n_cols * element_size
+    is_short = row_bytes < SHORT_BYTES
+    if is_short:
+        vector = 2 if element_size == 2 and n_cols <= 40 else 4
+    body = max(n_cols // vector * vector, 2 * vector)
     block_cols, rest_cols = tiled.split_block(body, vector)
-    row_bytes = (block_cols + rest_cols) * element_size
-    full_bytes = tiled.TILE_BYTES // (2 if vector * element_size == 4 else 1)
-    rows = max(1, 2 ** int(math.log2(full_bytes / row_bytes)))
-    warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer for 16 KiB and more
-    num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))
-    if rows > 1 and element_size == 2 and n_cols >= 64:
-        rows, num_warps = 2 * rows, 2
-    threads = 2 * vector if rows > 1 else 32 * num_warps
+    if is_short:
+        threads = 2 if n_cols + vector < 20 else 4 if n_cols + vector < 58 else 8
+        num_warps = 2 if row_bytes >= 20 * threads else 4
+        rows = 32 * num_warps // threads
+    else:
+        row_bytes = (block_cols + rest_cols) * element_size
+        rows = max(1, 2 ** int(math.log2(tiled.TILE_BYTES / row_bytes)))
+        warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer from 16 KiB on
+        num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))
+        if rows > 1 and element_size == 2:
+            rows, num_warps = 2 * rows, 2
+        threads = 2 * vector if rows > 1 else 32 * num_warps
     rest_cols = max(rest_cols, threads * vector) if rest_cols else 0
     recompute = row_bytes > tiled.BYTES_PER_WARP and element_size < 4
     return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
@@ -210,8 +226,7 @@ def launch_for(
     _, same_shift = alignment(output, x)
     if not same_shift:
         return tiled.launch_for(output, x, config)
-    if config is None:
-        config = choose_config(n_cols, x.element_size())
+    config = config or choose_config(n_cols, x.element_size())
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(n_rows, config.rows),),

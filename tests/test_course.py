@@ -27,6 +27,7 @@ LONGER_PAGES: set[str] = set()
 LONGEST_MODULE = 560
 LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
 LONGER = {
+    "unaligned": 250,  # short rows have a rule of their own
     "online": 295,  # one launch, or two steps of programs that share rows
     "cooperative": 280,  # its kernel waits for the other parts, and helps
     "gradient": 300,  # one kernel does what those of three chapters do
