@@ -67,12 +67,13 @@ def choose(
 def is_wide(vector: int, n_rows: int, n_cols: int, element_size: int) -> bool:
     """Whether accesses of `vector` elements are wide: 16 bytes, or fewer for many rows.
 
-    8 bytes are not wide for 16-bit rows shorter than `tiled.SHORT_BYTES`: `unaligned`
-    reads these rows faster.
+    16-bit rows shorter than `tiled.SHORT_BYTES` need 16 bytes: `unaligned` reads them
+    faster than `tiled` with 8 bytes, and with 4 bytes from 41 columns on.
     """
     if vector * element_size == 16:
         return True
-    if (vector, element_size) == (4, 2) and 2 * n_cols < tiled.SHORT_BYTES:
+    is_short = element_size == 2 and 2 * n_cols < tiled.SHORT_BYTES
+    if is_short and (vector == 4 or n_cols > 40):
         return False
     return vector > 1 and n_rows > n_sms()
 

@@ -99,7 +99,8 @@ def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
 @pytest.mark.parametrize(
     ("n_cols", "dtype", "stem"),
     [
-        (66, torch.bfloat16, "tiled"),  # 4 bytes
+        (34, torch.bfloat16, "tiled"),  # 4 bytes
+        (66, torch.bfloat16, "unaligned"),
         (100, torch.bfloat16, "unaligned"),  # 8 bytes, and an edge is a small part
         (100, torch.float16, "unaligned"),
         (104, torch.bfloat16, "tiled"),  # 16 bytes
