@@ -25,7 +25,7 @@ import functools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,7 @@ def rows(
     max_cols: int | None = None,
     values: Iterable[str] = tuple(VALUES),
     result: torch.dtype | None = None,
+    mistakes: Mapping[str, Operator] | None = None,
 ) -> Summary:
     """Tries any function of the rows of a matrix, such as RMSNorm or log-softmax.
 
@@ -151,6 +152,8 @@ def rows(
         values: the kinds of rows to try, of `VALUES`; `FINITE` are those without
             infinities and NaN.
         result: the dtype that the function returns; None means x's.
+        mistakes: for a sentence, a function of x in float64 that makes the mistake. The
+            sentence is said if it returns what the function did for the wrong row.
 
     Returns:
         A summary, which is true if all inputs passed.
@@ -158,7 +161,7 @@ def rows(
     Raises:
         TypeError, ValueError: as for `softmax`.
     """
-    wanted = _Wanted(reference, dtype=result)
+    wanted = _Wanted(reference, dtype=result, mistakes=mistakes)
     return _try(function, wanted, dtypes, layouts, max_cols, values)
 
 
@@ -169,6 +172,7 @@ class _Wanted:
     operator: Operator
     softmax: bool = False
     dtype: torch.dtype | None = None  # of the result, if it isn't x's
+    mistakes: Mapping[str, Operator] | None = None
 
     def tolerance(
         self, x: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
@@ -374,7 +378,8 @@ def _wrong_value(
         dtype=case.dtype,
         unwritten=got[row] == POISON,
     )
-    cause = verdict.cause(evidence, wanted.operator, softmax=wanted.softmax)
+    known = {"softmax": wanted.softmax, "mistakes": wanted.mistakes}
+    cause = verdict.cause(evidence, wanted.operator, **known)
     fail = functools.partial(fail, values=case.kinds[row], row=row, cause=cause)
     if only_scaled[row] or not wrong[row].any():
         return fail(

@@ -16,6 +16,8 @@ from kernels.lab import operator
 GUARD = 8192  # elements on each side; their bytes are a multiple of any alignment
 POISON = 54272.0
 """What output holds until it is overwritten: exact in float16, bfloat16 and float32."""
+INTEGER_POISON = 85
+"""The same for integers, of any width."""
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -88,7 +90,7 @@ class GuardAllocations(TorchDispatchMode):
         if packet not in EMPTY + FILLED or made.itemsize not in BITS:
             return made
         where = {"dtype": made.dtype, "device": made.device}
-        poison = POISON if made.is_floating_point() else 85
+        poison = POISON if made.is_floating_point() else INTEGER_POISON
         guarded = Guarded(made.size(), made.stride(), poison=poison, **where)
         if packet in FILLED:
             guarded.tensor.copy_(made)

@@ -117,7 +117,9 @@ def rows(
         reference: the same in PyTorch; it is given x in float64, on the CPU.
         name, interpreter, limit_s: as for `softmax`.
         options: `dtypes`, `layouts`, `max_cols`, `values` (such as judge.FINITE: no
-            infinities and no NaN), `result` (the dtype that is returned, if not x's).
+            infinities and no NaN), `result` (the dtype that is returned, if not x's),
+            `mistakes` (for a sentence, the function of x that makes the mistake),
+            `once` (True if the kernels may read each value once only).
     """
     first = functools.partial(trials.small_rows, options=options)
     whole = functools.partial(trials.of_rows, reference=reference, options=options)
@@ -133,6 +135,7 @@ def operator(
     seeds: int | None = None,
     result: torch.dtype | None = None,
     roundings: float = check.ROUNDINGS,
+    mistakes: Mapping[str, Callable] | None = None,
     name: str | None = None,
     interpreter: bool = True,
     limit_s: float = LIMIT_S,
@@ -151,6 +154,7 @@ def operator(
         result: the dtype that is returned; None means that of the first input.
         roundings: an error may be as large as so many roundings of the inputs and the
             result.
+        mistakes: for a sentence, the function that makes the mistake.
         name, interpreter, limit_s: as for `softmax`.
 
     Raises:
@@ -160,7 +164,7 @@ def operator(
     if not callable(inputs) and len(inputs) < 2:
         raise ValueError(f"inputs must have two shapes or more, got {inputs!r}")
     options = {"dtypes": tuple(dtypes), "seeds": seeds}
-    options |= {"result": result, "roundings": roundings}
+    options |= {"result": result, "roundings": roundings, "mistakes": mistakes}
     whole = functools.partial(
         trials.of_operator, reference=reference, inputs=inputs, options=options
     )

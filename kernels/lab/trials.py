@@ -15,6 +15,7 @@ import linecache
 import math
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -24,7 +25,7 @@ import torch
 
 from kernels.lab import accesses, backend, check, clock, verdict
 from kernels.lab.cases import VALUES, Case
-from kernels.lab.guards import POISON, GuardAllocations
+from kernels.lab.guards import INTEGER_POISON, POISON, GuardAllocations
 from kernels.lab.verdict import name_of
 
 SEEDS = 6
@@ -77,16 +78,24 @@ def small_rows(function: Callable, options: dict[str, Any]) -> Outcome:
     layouts, most = options.get("layouts", ("contiguous",)), options.get("max_cols")
     dtype = next(iter(options.get("dtypes", backend.DTYPES)))
     layout = "contiguous" if "contiguous" in layouts else next(iter(layouts))
-    for n_rows, n_cols in ((3, 5), (2, 8), (4, 13)):
+    name, once = check.label(function), options.get("once", False)
+    counts: Counter = Counter()
+    for n_rows, n_cols in ((3, 5), (2, 8), (4, 13), (18, 3)):
         n_cols = min(n_cols, most or n_cols)
         x = Case(n_rows, n_cols, dtype, layout, ("normal",) * n_rows).input().tensor
         try:
-            with accesses.observed(lambda *_: None):
+            with accesses.observed(lambda *moved: counts.update(moved[-1])):
                 function(x)
         except accesses.OutOfBounds as error:
             return Outcome(_out_of_bounds(error, function))
         except Exception:
             return Outcome(None)  # the whole trial finds it, and says more
+        if once and (read := counts["read_values"]) > x.numel():
+            return Outcome(
+                f"{name} reads {read} values of a {n_rows} × {n_cols} matrix, which "
+                f"holds {x.numel()}. Do several programs do the same work?"
+            )
+        counts.clear()
     return Outcome(None)
 
 
@@ -94,6 +103,7 @@ def of_rows(
     function: Callable, reference: Callable | None, options: dict[str, Any]
 ) -> Outcome:
     """Runs `check.rows`, or `check.softmax` if there is no reference."""
+    options = {key: value for key, value in options.items() if key != "once"}
     with contextlib.redirect_stdout(io.StringIO()):
         if reference is None:
             summary = check.softmax(function, **options)
@@ -116,6 +126,7 @@ def _of_parts(
     probe = reference(torch.zeros(2, 3, dtype=torch.float64))
     if not isinstance(probe, tuple):
         return check.rows(function, reference, **options)
+    mistakes = options.get("mistakes") or {}
     for i in range(len(probe)):
 
         def part(x: torch.Tensor, i: int = i) -> Any:
@@ -124,10 +135,16 @@ def _of_parts(
             return result[i] if whole else None
 
         part.__name__ = f"{check.label(function)}(x)[{i}]"
-        summary = check.rows(part, lambda x, i=i: reference(x)[i], **options)
+        known = {said: _part(wrong, i) for said, wrong in mistakes.items()}
+        own = options | {"mistakes": known}
+        summary = check.rows(part, _part(reference, i), **own)
         if summary.failure is not None:
             return summary
     return summary
+
+
+def _part(function: Callable, i: int) -> Callable:
+    return lambda x: function(x)[i]
 
 
 def listed(words: Sequence[str]) -> str:
@@ -204,7 +221,8 @@ def of_operator(
         inputs: as for `inputs_of`.
         options: "dtypes", "seeds", "result" (the results' dtype; None means that of the
             first input of real numbers), "roundings" (how many roundings of the inputs
-            and of the result an error may be as large as).
+            and of the result an error may be as large as), "mistakes" (for a sentence,
+            the function that makes the mistake).
         first: whether to try the first input only.
     """
     name, forms, dtypes, count = check.label(function), set(), [], 0
@@ -272,7 +290,14 @@ def _compared(
         moved = _sensitivity(reference, args, i, right, dtype) if floats else 0
         said = _wrong(one, right, moved, dtype, options["roundings"])
         if said:
-            return f"With {what}, {said[0]} of {which} is {said[1]}."
+            words = [f"With {what}, {said[0]} of {which} is {said[1]}."]
+            for sentence, mistaken in (options.get("mistakes") or {}).items():
+                other = _tuple(mistaken(*map(_exact, args)))[i]
+                alike = other.shape == one.shape
+                if alike and not _wrong(one, other, moved, dtype, options["roundings"]):
+                    words.append(sentence)
+                    break
+            return " ".join(words)
     return None
 
 
@@ -300,7 +325,7 @@ def _wrong(
         f"element {place[0] if len(place) == 1 else place}" if place else "the value"
     )
     value, wanted = found[place].item(), right[place].item()
-    if value == POISON:
+    if value == (POISON if dtype.is_floating_point else INTEGER_POISON):
         return where, "never written"
     return where, f"{value:.5g}, not {wanted:.5g}"
 
@@ -368,8 +393,10 @@ def of_formula(
         if not wrong:
             continue
         key = wrong[0]
-        which = "should be" if key == "" else f"should return, for {key},"
+        which = f"should return, for {key}," if isinstance(key, str) and key else ""
+        which = which or "should be"
         said = f"{call} {which} {shown(right[key])}, not {shown(found[key])}."
+        said = f"Value {key} of {said}" if isinstance(key, int) else said
         for sentence, wrongly in mistakes.items():
             if alike(found[key], parts_of(wrongly(*args)).get(key), within):
                 return Outcome(f"{said} {sentence}")

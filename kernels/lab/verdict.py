@@ -13,7 +13,7 @@ import math
 import textwrap
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -168,6 +168,11 @@ class Evidence:
         return self.at(*self.strides, self.size[1])
 
     @functools.cached_property
+    def matrix(self) -> torch.Tensor:
+        """The whole matrix."""
+        return self.memory.as_strided(self.size, self.strides, self.start)
+
+    @functools.cached_property
     def block(self) -> int:
         """The row's length, rounded up to a power of two."""
         return 1 << max(self.size[1] - 1, 0).bit_length()
@@ -184,8 +189,21 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return difference.max().item() if difference.numel() else 0.0
 
 
-def cause(evidence: Evidence, operator: Operator, *, softmax: bool) -> str:
-    """Names the likely cause of a wrong row in a sentence; empty if none is known."""
+def cause(
+    evidence: Evidence,
+    operator: Operator,
+    *,
+    softmax: bool,
+    mistakes: Mapping[str, Operator] | None = None,
+) -> str:
+    """Names the likely cause of a wrong row in a sentence; empty if none is known.
+
+    Args:
+        evidence: the wrong row.
+        operator: computes the right result of a matrix.
+        softmax: whether that is a softmax.
+        mistakes: for a sentence, the operator that makes the mistake.
+    """
     e = evidence
     if e.unwritten.any():
         return _why_unwritten(e)
@@ -194,9 +212,13 @@ def cause(evidence: Evidence, operator: Operator, *, softmax: bool) -> str:
     n_cols = e.size[1]
 
     def of(values: torch.Tensor) -> torch.Tensor:
-        result = operator(values[None])[0].reshape(-1)
+        rows = values.expand(e.row + 1, -1)  # a result may depend on the row's number
+        result = operator(rows)[e.row].reshape(-1)
         return result[:n_cols] if e.got.shape == (n_cols,) else result
 
+    for said, mistaken in (mistakes or {}).items():
+        if e.off(mistaken(e.matrix)[e.row].reshape(-1)) < 0.1:
+            return said
     if e.expected.isnan().any():
         return ""
     readings = [(e.off(of(values)), said) for values, said in _readings(e, softmax)]
@@ -210,7 +232,10 @@ def cause(evidence: Evidence, operator: Operator, *, softmax: bool) -> str:
                 f"NaN lies around the matrix, and another row holds {value}: was "
                 "something outside of the row read, or have all rows one maximum?"
             )
-        return "NaN lies around the matrix: was something outside of the row read?"
+        return (
+            "NaN lies around the matrix: was something outside of the row read? Or "
+            "does a line make NaN, as 0/0 does?"
+        )
     return ""
 
 
@@ -218,7 +243,7 @@ def _why_unwritten(e: Evidence) -> str:
     if e.unwritten.all():
         return "Is there a program for every row?"
     first = int(e.unwritten.nonzero()[0])
-    if e.unwritten[first:].all() and first & (first - 1) == 0 and first > 0:
+    if e.unwritten[first:].all() and first & (first - 1) == 0 and first > 1:
         return (
             f"All columns from {first} on are lost. Does the block have {first} "
             f"elements, fewer than the row's {len(e.unwritten)}?"

@@ -259,6 +259,68 @@ def test_a_result_may_have_parts():
     assert "not a tensor" in said(judge.rows(reference, extremes, **FAST))
 
 
+KNOWN = {"The sum is of squares.": lambda x: x.square().sum(1)}
+
+
+def test_a_known_mistake_has_its_sentence():
+    wrong = of_rows(lambda x: x.square().sum(1), mistakes=KNOWN)
+    assert said(wrong).endswith("The sum is of squares.")
+    assert "squares" not in said(of_rows(lambda x: x.sum(1) + 9, mistakes=KNOWN))
+    parts = {"The other extreme.": lambda x: (x.amax(1), x.amax(1))}
+    wrong = judge.rows(
+        parts["The other extreme."],
+        lambda x: (x.amax(dim=1), x.amin(dim=1)),
+        mistakes=parts,
+        **FAST,
+    )
+    assert said(wrong).endswith("The other extreme.")
+
+
+@triton.jit
+def by_all_kernel(output_ptr, input_ptr, n_rows, n_cols, FROM: tl.constexpr):
+    for row in range(tl.program_id(0) * FROM, n_rows, tl.num_programs(0) * FROM or 1):
+        cols = tl.arange(0, 16)
+        x = tl.load(input_ptr + row * n_cols + cols, mask=cols < n_cols, other=0)
+        tl.store(output_ptr + row, tl.sum(x, axis=0))
+
+
+def by_three(x, shared):
+    output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+    by_all_kernel[(3,)](output, x, *x.shape, FROM=int(shared))
+    return output
+
+
+def test_programs_that_do_the_same_work_are_seen():
+    assert of_rows(lambda x: by_three(x, True), once=True)
+    assert of_rows(lambda x: by_three(x, False))  # the values are right
+    wrong = said(of_rows(lambda x: by_three(x, False), once=True))
+    assert "reads 45 values of a 3 × 5 matrix, which holds 15. Do several" in wrong
+
+
+@triton.jit
+def triangle_kernel(output_ptr, input_ptr, n_cols, STRIDE, INSIDE: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, 16)
+    seen = (cols <= row) & ((cols < n_cols) | (not INSIDE))
+    x = tl.load(input_ptr + row * STRIDE + cols, mask=seen, other=0)
+    tl.store(output_ptr + row, tl.sum(x.to(tl.float32), axis=0))
+
+
+def triangle(x, inside=True):
+    output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+    triangle_kernel[(len(x),)](output, x, x.shape[1], x.stride(0), INSIDE=inside)
+    return output
+
+
+def test_a_column_beyond_the_row_is_seen_with_more_rows_than_columns():
+    def right(x):
+        return x.tril().sum(dim=1)
+
+    options = FAST | {"values": judge.FINITE, "layouts": ["sliced"]}
+    assert judge.rows(triangle, right, **options)
+    beyond = judge.rows(lambda x: triangle(x, inside=False), right, **options)
+    assert "lies between the elements" in said(beyond)
+
+
 # ---- operators -----------------------------------------------------------------------
 
 SHAPES = [((3, 5), (5, 7)), ((8, 8), (8, 3))]
@@ -289,6 +351,25 @@ def test_an_operator_of_several_inputs():
 )
 def test_each_mistake_of_an_operator_has_its_sentence(function, words):
     assert words in said(judge.operator(function, torch.matmul, SHAPES))
+
+
+def test_a_known_mistake_of_an_operator_has_its_sentence():
+    known = {"Half is missing.": lambda a, b: a @ b / 2, "Never.": lambda a, b: a}
+    half = judge.operator(lambda a, b: a @ b / 2, torch.matmul, SHAPES, mistakes=known)
+    assert said(half).endswith(". Half is missing.")
+    other = judge.operator(lambda a, b: a @ b / 3, torch.matmul, SHAPES, mistakes=known)
+    assert "missing" not in said(other)
+
+
+def test_integers_that_are_never_written_are_seen():
+    def unwritten(x):
+        return torch.empty_like(x)
+
+    def make(seed):
+        return torch.arange(3 + seed)
+
+    wrong = judge.operator(unwritten, torch.neg, make)
+    assert said(wrong).endswith("element 0 of the result is never written.")
 
 
 def test_inputs_may_be_made():

@@ -161,6 +161,18 @@ def test_a_formula_that_raises_or_returns_too_much():
     assert "asked for" in formula(lambda n, dtype: (n, n)).failure
 
 
+def test_a_formulas_values_are_numbered_or_named():
+    def tried(right, wrong):
+        options = {"mistakes": {}, "within": 0}
+        cases = [(3,), (4,)]
+        return trials.of_formula(lambda n: wrong, lambda n: right, cases, **options)
+
+    said = tried((5, 6), (5, 7)).failure
+    assert said.startswith("Value 1 of <lambda>(3) should be 6, not 7.")
+    said = tried({"all": 6}, {"all": 7}).failure
+    assert said.startswith("<lambda>(3) should return, for all, 6, not 7.")
+
+
 # ---- bandwidth -----------------------------------------------------------------------
 
 

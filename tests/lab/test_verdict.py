@@ -279,6 +279,31 @@ def test_one_maximum_for_all_rows_is_named(rows, words):
     assert words in said and said.startswith("NaN lies around the matrix")
 
 
+def test_a_mask_that_hides_all_but_one_column_is_no_short_block(capsys):
+    def first_only(x):
+        output = torch.empty_like(x)
+        output[:, :1] = torch.softmax(x, dim=1)[:, :1]
+        return output
+
+    words = said(first_only, capsys)
+    assert "Does the mask of the store leave out too much?" in words
+
+
+def test_nan_may_also_be_made(capsys):
+    check.rows(lambda x: x * torch.nan, lambda x: x)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Or does a line make NaN, as 0/0 does?" in words
+
+
+def test_a_cause_is_found_where_the_result_depends_on_the_rows_number(capsys):
+    def neighbours(x):
+        return x.as_strided(x.shape, (x.stride(0), 1)).tril().sum(dim=1)
+
+    check.rows(neighbours, lambda x: x.tril().sum(dim=1), layouts=["transposed"])
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Row 1" in words and "The kernel took neighbours in memory." in words
+
+
 def test_one_maximum_is_found_by_the_checker(capsys):
     assert "or have all rows one maximum?" in said(one_maximum, capsys)
 
