@@ -92,8 +92,9 @@ def small_rows(function: Callable, options: dict[str, Any]) -> Outcome:
             return Outcome(None)  # the whole trial finds it, and says more
         if once and (read := counts["read_values"]) > x.numel():
             return Outcome(
-                f"{name} reads {read} values of a {n_rows} × {n_cols} matrix, which "
-                f"holds {x.numel()}. Do several programs do the same work?"
+                f"{name} reads {read} values of {verdict.sized(n_rows, n_cols)} "
+                f"matrix, which holds {x.numel()}. Do several programs do the same "
+                "work?"
             )
         counts.clear()
     return Outcome(None)

@@ -181,6 +181,11 @@ class Evidence:
         """How far these values are from what was found; what is right has 1."""
         return _distance(self.got, values) / _distance(self.got, self.expected)
 
+    def equals(self, values: torch.Tensor) -> bool:
+        """Whether these values are what was found, but for a few roundings."""
+        size = values.abs().nan_to_num(0, 0, 0).sum().item()
+        return _distance(self.got, values) <= 16 * torch.finfo(self.dtype).eps * size
+
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     if a.shape != b.shape or not torch.equal(a.isnan(), b.isnan()):
@@ -217,7 +222,7 @@ def cause(
         return result[:n_cols] if e.got.shape == (n_cols,) else result
 
     for said, mistaken in (mistakes or {}).items():
-        if e.off(mistaken(e.matrix)[e.row].reshape(-1)) < 0.1:
+        if e.equals(mistaken(e.matrix)[e.row].reshape(-1)):
             return said
     if e.expected.isnan().any():
         return ""
@@ -397,9 +402,7 @@ class Failure:
         name, got, expected = self.function, _number(self.got), _number(self.expected)
         n_rows, n_cols = self.shape
         layout = "" if self.layout == "contiguous" else f", {self.layout}"
-        article = "an" if str(n_rows)[0] == "8" or n_rows in (11, 18) else "a"
-        size = f"{article} {n_rows} × {n_cols}"
-        matrix = f"{size} matrix ({name_of(self.dtype)}{layout})"
+        matrix = f"{sized(n_rows, n_cols)} matrix ({name_of(self.dtype)}{layout})"
         place = "its value" if self.col is None else f"column {self.col}"
         row = f"Row {self.row} ({self.values}) of {matrix} is wrong:"
         said = {
@@ -486,6 +489,12 @@ class Summary:
         """Shows nothing in a notebook after a failure, which is printed already."""
         if self.failure is None:
             raise NotImplementedError  # IPython falls back on __repr__
+
+
+def sized(n_rows: int, n_cols: int) -> str:
+    """A matrix's size with its article, such as "an 8 × 3"."""
+    article = "an" if str(n_rows)[0] == "8" or n_rows in (11, 18) else "a"
+    return f"{article} {n_rows} × {n_cols}"
 
 
 def name_of(dtype: torch.dtype) -> str:
