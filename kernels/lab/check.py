@@ -33,7 +33,7 @@ import torch
 
 from kernels.lab import backend, models, verdict
 from kernels.lab.cases import FINITE, INF, LAYOUTS, VALUES, Case, plan
-from kernels.lab.guards import POISON, GuardAllocations, Guarded
+from kernels.lab.guards import INTEGER_POISON, POISON, GuardAllocations, Guarded
 from kernels.lab.verdict import Failure, Fault, Summary, name_of
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
@@ -85,7 +85,12 @@ TRUNCATION = 2  # truncating errs by up to eps, rounding by up to eps/2
 
 
 def eps_of(dtype: torch.dtype) -> float:
-    """The dtype's gap between 1 and the next number; twice that where it truncates."""
+    """The dtype's gap between 1 and the next number; twice that where it truncates.
+
+    Integers are exact: 0.
+    """
+    if not dtype.is_floating_point:
+        return 0.0
     truncates = backend.INTERPRETED and dtype == torch.bfloat16
     return torch.finfo(dtype).eps * (TRUNCATION if truncates else 1)
 
@@ -182,7 +187,7 @@ class _Wanted:
             allowed = TOLERANCES[dtype]
             return eps * (allowed.relative * expected + allowed.absolute)
         signs = 1 - 2.0 * (torch.arange(x.numel()).reshape(x.shape) % 3 % 2)
-        moved = (self.operator(x * (1 + eps * signs)) - expected).abs()
+        moved = (self.operator(x * (1 + eps * signs)).double() - expected).abs()
         size = expected.abs().nan_to_num(0, 0, 0)
         return ROUNDINGS * (eps * size + eps + row_maximum(moved.nan_to_num(0, 0, 0)))
 
@@ -289,7 +294,7 @@ def _failure(
     if not isinstance(output, torch.Tensor):
         kind = type(output).__name__
         return fail(fault=Fault.NO_TENSOR, got=kind, expected="a tensor")
-    right = wanted.operator(x.cpu().double())
+    right = wanted.operator(x.cpu().double()).double()
     like = right.to(x.device, wanted.dtype or x.dtype)  # the right shape, dtype, device
     right = torch.where(like.cpu().isinf(), like.cpu().double(), right)  # too large
     for fault, describe in _ALIKE.items():
@@ -342,6 +347,7 @@ def _wrong_value(
     """Compares with the right result in float64, and returns the first difference."""
     got = output.detach().cpu().double()
     dtype = wanted.dtype or case.dtype
+    poison = POISON if dtype.is_floating_point else INTEGER_POISON
     allowed, eps = TOLERANCES[case.dtype], eps_of(dtype)
     x = trap.tensor.cpu().double()
     tolerance = wanted.tolerance(x, expected, dtype)
@@ -361,7 +367,7 @@ def _wrong_value(
     sums = got.sum(dim=1, keepdim=True)
     off = ((sums - 1).abs() > eps * allowed.total) & (case.n_cols > 0)
     off &= wanted.softmax
-    spoilt = differ(got / sums) | expected.isnan() | (got == POISON)
+    spoilt = differ(got / sums) | expected.isnan() | (got == poison)
     only_scaled = off & ~spoilt.any(dim=1, keepdim=True)
     bad_rows = off.flatten() | wrong.any(dim=1)
     if not bad_rows.any():
@@ -376,7 +382,7 @@ def _wrong_value(
         got=got[row],
         expected=expected[row],
         dtype=case.dtype,
-        unwritten=got[row] == POISON,
+        unwritten=got[row] == poison,
     )
     known = {"softmax": wanted.softmax, "mistakes": wanted.mistakes}
     cause = verdict.cause(evidence, wanted.operator, **known)
@@ -391,7 +397,7 @@ def _wrong_value(
         )
     col = wrong[row].nonzero()[0].item()
     found, right = got[row, col].item(), expected[row, col].item()
-    if found == POISON:
+    if found == poison:
         fault = Fault.UNWRITTEN
     elif math.isnan(found):
         fault = Fault.NAN
@@ -399,7 +405,7 @@ def _wrong_value(
         fault = Fault.NOT_NAN
     else:
         fault = Fault.VALUE
-    unwritten = f"{POISON:.0f}, which was there before the call"
+    unwritten = f"{poison:.0f}, which was there before the call"
     return fail(
         fault=fault,
         col=None if one_each else col,

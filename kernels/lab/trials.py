@@ -341,8 +341,8 @@ def _sensitivity(
         if _is_real(arg):
             signs = 1 - 2.0 * (torch.arange(arg.numel()).reshape(arg.shape) % 3 % 2)
             nudged[k] = arg * (1 + eps * signs)
-    moved = (_tuple(reference(*nudged))[i].double() - right).abs().nan_to_num(0, 0, 0)
-    return check.row_maximum(moved)
+    moved = _tuple(reference(*nudged))[i].double() - right.double()
+    return check.row_maximum(moved.abs().nan_to_num(0, 0, 0))
 
 
 def _tuple(result: Any) -> tuple:

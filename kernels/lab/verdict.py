@@ -178,7 +178,14 @@ class Evidence:
         return 1 << max(self.size[1] - 1, 0).bit_length()
 
     def off(self, values: torch.Tensor) -> float:
-        """How far these values are from what was found; what is right has 1."""
+        """How far these values are from what was found; what is right has 1.
+
+        What is of another size is infinitely far, even if it's nearer than what is
+        right: zeros are no reading of a row that was divided by too much.
+        """
+        sizes = [v[v.isfinite()].abs().sum().item() for v in (self.got, values)]
+        if not math.isclose(*sizes, rel_tol=0.2, abs_tol=1e-7):
+            return math.inf
         return _distance(self.got, values) / _distance(self.got, self.expected)
 
     def equals(self, values: torch.Tensor) -> bool:
@@ -218,11 +225,11 @@ def cause(
 
     def of(values: torch.Tensor) -> torch.Tensor:
         rows = values.expand(e.row + 1, -1)  # a result may depend on the row's number
-        result = operator(rows)[e.row].reshape(-1)
+        result = operator(rows)[e.row].reshape(-1).double()
         return result[:n_cols] if e.got.shape == (n_cols,) else result
 
     for said, mistaken in (mistakes or {}).items():
-        if e.equals(mistaken(e.matrix)[e.row].reshape(-1)):
+        if e.equals(mistaken(e.matrix)[e.row].reshape(-1).double()):
             return said
     if e.expected.isnan().any():
         return ""

@@ -373,6 +373,36 @@ def test_integers_that_are_never_written_are_seen():
     assert said(wrong).endswith("element 0 of the result is never written.")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_real_inputs_may_have_results_that_are_exact(dtype):
+    def first(x):
+        return x.argmax(dim=1).to(dtype)
+
+    def next_one(x):
+        return x.argmax(dim=1).add(1).to(dtype)
+
+    def unwritten(x):
+        return torch.empty(len(x), dtype=dtype, device=x.device)
+
+    known = {"The next one.": lambda x: x.argmax(dim=1).add(1).to(dtype)}
+    few = {"result": dtype, "values": judge.FINITE[:1], "name": "exact"}
+    assert judge.rows(first, first, **FAST | few)
+    wrong = judge.rows(next_one, first, **FAST | few, mistakes=known)
+    assert said(wrong).endswith("The next one.")
+    assert not judge.rows(unwritten, first, **FAST | few)
+    shapes = [(3, 5), (2, 9)]
+    assert judge.operator(first, first, shapes, name="exact")
+    assert not judge.operator(next_one, first, shapes, name="exact")
+
+
+def test_rows_of_integers_that_are_never_written_are_seen():
+    def unwritten(x):
+        return torch.empty(len(x), dtype=torch.int32, device=x.device)
+
+    wrong = of_rows(unwritten, result=torch.int32)
+    assert "was never written. Is there a program for every row?" in said(wrong)
+
+
 def test_inputs_may_be_made():
     def make(seed):
         return torch.randn(seed + 2, 3).t(), seed

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import check, compile, verdict
+from kernels.lab.cases import FINITE
 from tests.lab.test_check import (
     FLAWED_KERNELS,
     ignores_the_offset,
@@ -302,6 +303,17 @@ def test_a_cause_is_found_where_the_result_depends_on_the_rows_number(capsys):
     check.rows(neighbours, lambda x: x.tril().sum(dim=1), layouts=["transposed"])
     words = " ".join(capsys.readouterr().out.split())
     assert "Row 1" in words and "The kernel took neighbours in memory." in words
+
+
+@pytest.mark.parametrize(
+    ("divisor", "named"), [(lambda x: x.norm(), False), (lambda x: torch.inf, True)]
+)
+def test_small_values_are_not_taken_for_zeros(divisor, named, capsys):
+    unit = functools.partial(torch.nn.functional.normalize, dim=1)
+    kinds = {"layouts": ["contiguous"], "values": FINITE}
+    check.rows(lambda x: x / divisor(x), unit, **kinds)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "is wrong" in words and ("hold -inf" in words) == named
 
 
 def test_one_maximum_is_found_by_the_checker(capsys):
