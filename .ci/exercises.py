@@ -5,9 +5,10 @@
 
 A solutions notebook holds, for each exercise, a stub and its solution, and both are
 executed. So its tests prove that the stub is not right and that the solution is. In
-`notebooks/exercises` the solution is folded Markdown, without the line that judges it;
-everything else, outputs too, is as it was executed. Only the progress has no output:
-the reader has solved nothing yet.
+`notebooks/exercises` the solution is folded Markdown, without the line that judges it,
+and judging cells that hold the answer are closed; a click opens them. Everything else,
+outputs too, is as it was executed. Only the progress has no output: the reader has
+solved nothing yet.
 
 Built on nbconvert's preprocessors, and `TagRemovePreprocessor` takes the progress away.
 Weighed: nbgrader's `ClearSolutions` cuts what lies between two comments. The stub would
@@ -16,6 +17,7 @@ also brings a database along.
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -52,6 +54,18 @@ class FoldSolutions(Preprocessor):
             raise ValueError(f"no code follows the solution {folding[0].source!r}")
         nb.cells = cells
         return nb, resources
+
+
+class CloseJudges(Preprocessor):
+    """Closes the cells that judge by functions of their own: they hold the answer."""
+
+    def preprocess_cell(
+        self, cell: NotebookNode, resources: dict, index: int
+    ) -> tuple[NotebookNode, dict]:
+        if is_tagged(cell, "judge") and re.search(r"^def ", cell.source, re.M):
+            cell.metadata["jupyter"] = {"source_hidden": True}  # JupyterLab's
+            cell.metadata.tags.append("hide-input")  # the book's
+        return cell, resources
 
 
 class NumberCells(Preprocessor):
@@ -114,6 +128,7 @@ def exercises_of(solutions: NotebookNode) -> NotebookNode:
     """The notebook for the reader, from the one with the solutions."""
     steps = (
         FoldSolutions(),
+        CloseJudges(),
         TagRemovePreprocessor(remove_all_outputs_tags={"progress"}),
         NumberCells(),
     )

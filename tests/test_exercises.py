@@ -141,6 +141,20 @@ def test_outputs_are_kept_except_the_progress():
     assert code[1].outputs[0].data == {"text/plain": "Not yet"}
 
 
+@pytest.mark.parametrize(
+    ("source", "closed"),
+    [("g = abs\njudge.rows(f, g)", False), ("def g(x):\n    f\n\n\nj(f, g)", True)],
+)
+def test_a_judge_that_holds_the_answer_is_closed(source, closed):
+    notebook = example()
+    notebook.cells[1].source = source
+    notebook.cells[3].source = f"def f(x):\n    return x\n\n\n{source}"
+    metadata = generator.exercises_of(notebook).cells[1].metadata
+    assert ("hide-input" in metadata.tags) == closed
+    assert metadata.get("jupyter", {}).get("source_hidden", False) == closed
+    assert notebook.cells[1].metadata == {"tags": ["judge"]}
+
+
 def test_the_notebook_with_the_solutions_stays_as_it_is():
     notebook = example()
     before = nbformat.writes(notebook)
