@@ -39,8 +39,7 @@ del _backend
 
 
 def __getattr__(name: str) -> object:
-    # The registry has another package named `kernels`: Hugging Face's. Code that asks
-    # this package for one of its names gets a sentence that says which it has found.
+    # Hugging Face has a package named `kernels`, too: say which one was found.
     if name in ("Device", "Mode") or "kernel" in name or name.endswith("Repository"):
         said = (
             f"{name} is a part of Hugging Face's package 'kernels', but the package of "

@@ -24,6 +24,7 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
+ROW_BYTES = 65536  # of a row, for each SM: longer rows leave others too little room
 PATIENCE = 50  # looks for others' words, about 0.4 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
@@ -197,9 +198,8 @@ def choose_config(
 
     While a program waits, only other programs load. So parts are large, and a thread's
     registers are capped, to keep as much of the matrix as possible in each SM. A small
-    tensor has small parts instead, so that many SMs get one. A value has element_size
-    bytes. `unaligned.alignment` returns the other arguments; rows that the output
-    places elsewhere are moved by elements, whose addresses take registers too.
+    tensor has small parts instead, so that many SMs get one. `unaligned.alignment`
+    returns the last arguments; rows that the output places elsewhere move by elements.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     n_bytes = n_rows * row_bytes
@@ -207,10 +207,10 @@ def choose_config(
         vector = vector if vector * element_size == 16 else 1  # one kernel less
         part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
-    elif vector == 1 and not same_shift:
-        part_bytes, num_warps, maxnreg = 8192 * element_size, 4, 96
     else:
-        part_bytes, num_warps, maxnreg = 32768, 4, 96
+        by_elements = vector == 1 and not same_shift
+        part_bytes = 8192 * element_size if by_elements else 32768
+        num_warps, maxnreg = 4, 96
     edges = vector == 1 and same_shift
     vector = 16 // element_size if edges else vector
     block_cols = part_bytes // element_size
@@ -224,12 +224,12 @@ def are_resident(
 ) -> bool:
     """Whether the current GPU runs all programs of a row at once, and others beside.
 
-    While a row's programs wait for each other, other programs load. A row that fills
-    the GPU by itself leaves them too little room. Args: as for `choose_config`.
+    While a row's programs wait for each other, other rows' programs load. A row of
+    more than ROW_BYTES leaves them too little room. Args: as for `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
-    fits = n_cols * element_size < FEW_BYTES * launch.n_sms()
+    fits = n_cols * element_size <= ROW_BYTES * launch.n_sms()
     return fits and n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)
 
 

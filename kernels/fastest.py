@@ -73,9 +73,8 @@ def is_wide(vector: int, n_rows: int, n_cols: int, element_size: int) -> bool:
     if vector * element_size == 16:
         return True
     is_short = element_size == 2 and 2 * n_cols < tiled.SHORT_BYTES
-    if is_short and (vector == 4 or n_cols > 40):
-        return False
-    return vector > 1 and n_rows > n_sms()
+    refused = is_short and (vector == 4 or n_cols > 40)
+    return vector > 1 and n_rows > n_sms() and not refused
 
 
 def softmax(

@@ -5,8 +5,7 @@ Changes: a row is split into a head before its first aligned address, a body tha
     accesses fit, and a tail. Head and tail, the row's edges, are shorter than one
     access each. Threads move them one element at a time.
 Costs: MN values read and MN written.
-Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device memory
-    accesses (an access of 16 bytes must start at a multiple of 16 bytes).
+Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device memory.
 """
 
 import functools
@@ -184,23 +183,22 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 def choose_config(n_cols: int, element_size: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    Rows shorter than SHORT_BYTES have so few threads that each thread has one row, and
-    loads all of its values at once; two warps, or four where threads hold few bytes.
-    A tile of longer rows has about TILE_BYTES (twice that at 16 bits) or one row, and a
-    thread for each place of a row's edges.
+    Short rows have so few threads that each has one row, and loads all of its values at
+    once; two warps, or four where threads hold few bytes. A tile of longer rows has
+    about TILE_BYTES (twice that at 16 bits) or one row, and a thread for each place of
+    a row's edges.
     """
-    vector, row_bytes = 16 // element_size, n_cols * element_size
-    is_short = row_bytes < SHORT_BYTES
+    is_short, vector = n_cols * element_size < SHORT_BYTES, 16 // element_size
     if is_short:
         vector = 2 if element_size == 2 and n_cols <= 40 else 4
     body = max(n_cols // vector * vector, 2 * vector)
     block_cols, rest_cols = tiled.split_block(body, vector)
+    row_bytes = (block_cols + rest_cols) * element_size
     if is_short:
         threads = 2 if n_cols + vector < 20 else 4 if n_cols + vector < 58 else 8
-        num_warps = 2 if row_bytes >= 20 * threads else 4
+        num_warps = 2 if n_cols * element_size >= 20 * threads else 4
         rows = 32 * num_warps // threads
     else:
-        row_bytes = (block_cols + rest_cols) * element_size
         rows = max(1, 2 ** int(math.log2(tiled.TILE_BYTES / row_bytes)))
         warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer from 16 KiB on
         num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))

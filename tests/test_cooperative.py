@@ -601,7 +601,8 @@ def small_gpu(request, monkeypatch) -> gpu.Gpu:
 def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     """Programs wait for parts that run with them: no row is called so that is not."""
     answers = []
-    for n_rows, n_cols in itertools.product((1, 50), (2**17, 300_001, 10**6, 2**22)):
+    lengths = 50_000, 2**17, 300_001, 10**6, 2**22
+    for n_rows, n_cols in itertools.product((1, 50), lengths):
         x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
         launch = cooperative.launch_for(x, x)
         found = occupancy.of(compile.aot(launch, gpu=small_gpu))
@@ -617,7 +618,7 @@ def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20)]
 )
 def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
-    """And that is about half of what the registers hold, on a GPU of any size."""
+    """And that is a quarter of what the registers hold, on a GPU of any size."""
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
     lengths = range(2**12, 2**25, 2**12 + 1)
     for n_rows in (1, 10**6):
@@ -626,7 +627,7 @@ def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
         n_resident = found.count(True)
         assert all(found[:n_resident]) and n_resident < len(found)
         longest = lengths[n_resident - 1] * element_size
-        assert 0.33 < longest / (sms * 65536 * 4) < 0.54
+        assert 0.24 < longest / (sms * 65536 * 4) <= 0.25
 
 
 @pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])

@@ -5,9 +5,6 @@ interpreted kernel. So this module decides before Triton is imported: `import ke
 runs it first. Kernels run on the GPU if the CUDA driver reports a device, PyTorch is
 built with CUDA, and PyTorch can start that driver. Otherwise kernels are interpreted,
 and `describe()` says why.
-
-`COURSE_GPU_GB=14` in the environment limits this process to 14 GB of the GPU's memory,
-which shows what a smaller GPU can run.
 """
 
 import ctypes

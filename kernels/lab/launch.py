@@ -3,10 +3,8 @@
 From chapter `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. You can
 call it, compile it ahead of time (`compile.aot(launch, gpu="T4")`), ask for its
 occupancy (`occupancy.of(launch)`), and keep it for the next call on tensors of the same
-form (`CachedLaunch`).
-
-A `Launch` holds no tensors. So it can be made from tensors on the "meta" device, which
-have no memory. That is how the course explains launches on matrices of any size.
+form (`CachedLaunch`). It holds no tensors, so it can be made from tensors on "meta",
+which have no memory.
 """
 
 import functools
@@ -37,10 +35,8 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
 
 
 _pointer = functools.cache(Pointer)
-SIZES = (  # parameters of kernels that need no special case of them: see `Launch`
-    *("tag", "n_cols", "n_parts", "input_shift"),
-    *("output_row_stride", "input_row_stride"),
-)
+SIZES = ("tag", "n_cols", "n_parts", "input_shift")  # of a kernel: see `Launch`
+SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
 
@@ -68,10 +64,9 @@ class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
 
     The kernel's parameters must come in this order: the tensors, the words and the tag
-    of the workspace if there is one, the scalars, the constants. A kernel with a
-    workspace must say `do_not_specialize=["tag"]`: the tag differs from call to call.
-    For other integers, Triton compiles a kernel of its own where one is 1 or a multiple
-    of 16. A kernel that gains nothing by that says `do_not_specialize=SIZES`.
+    of the workspace if there is one, the scalars, the constants. Triton compiles a
+    kernel anew where an integer is 1 or a multiple of 16. A kernel that gains nothing
+    by that, as by the tag, which differs in every call, says `do_not_specialize=SIZES`.
 
     Attributes:
         kernel: a `@triton.jit` function.
@@ -109,10 +104,10 @@ class Launch:
 class CachedLaunch:
     """A launch that looks its compiled kernel up once.
 
-    Triton inspects every argument of every call to find the compiled kernel. But the
-    calls of one `Launch` differ only in addresses and in the tag, which do not decide
-    what Triton compiles. So the kernel that the first call finds serves later calls, by
-    `kernels.lab.direct` where it can. The interpreter has none, and Triton is called.
+    Triton inspects the arguments of every call to find the compiled kernel. But the
+    calls of a `Launch` differ only in addresses and in the tag, which decide nothing.
+    So the kernel of the first call serves later calls, by `kernels.lab.direct` where it
+    can. The interpreter has none, and Triton is called.
     """
 
     def __init__(self, launch: Launch) -> None:

@@ -93,8 +93,8 @@ def small_rows(function: Callable, options: dict[str, Any]) -> Outcome:
         if once and (read := counts["read_values"]) > x.numel():
             return Outcome(
                 f"{name} reads {read} values of {verdict.sized(n_rows, n_cols)} "
-                f"matrix, which holds {x.numel()}. Do several programs do the same "
-                "work?"
+                f"matrix, which holds {x.numel()}. Is a value loaded twice, or do "
+                "several programs do the same work?"
             )
         counts.clear()
     return Outcome(None)
