@@ -13,7 +13,7 @@ import math
 import textwrap
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -233,7 +233,10 @@ def cause(
             return said
     if e.expected.isnan().any():
         return ""
-    readings = [(e.off(of(values)), said) for values, said in _readings(e, softmax)]
+    fillings = [each for each in (0.0, -math.inf) if not _spoils(e, each, operator)]
+    readings = [
+        (e.off(of(values)), said) for values, said in _readings(e, fillings, softmax)
+    ]
     readings += [(e.off(values), said) for values, said in _halfway(e) if softmax]
     near = [(off, said) for off, said in readings if off < 0.1]
     if near:
@@ -293,7 +296,24 @@ def _spoiler(e: Evidence) -> str:
     return f"{most:.5g}" if most - e.values.max().item() > 80 else ""
 
 
-def _readings(e: Evidence, softmax: bool) -> Iterator[tuple[torch.Tensor, str]]:
+def _spoils(e: Evidence, filling: float, operator: Operator) -> bool:
+    """Whether masked elements of this value would spoil an earlier row, too.
+
+    The earlier rows are right, so the masked elements don't hold this value.
+    """
+    n_cols, before = e.size[1], e.matrix[: e.row]
+    if not e.row:
+        return False
+    padded = torch.nn.functional.pad(before, (0, e.block - n_cols), value=filling)
+    right, found = (operator(x).reshape(e.row, -1).double() for x in (before, padded))
+    found = found[:, : right.shape[1]]
+    spoilt = (found - right).abs() > 0.1 * right.abs().amax(1, keepdim=True)
+    return bool((spoilt | (found.isnan() & ~right.isnan())).any())
+
+
+def _readings(
+    e: Evidence, fillings: Iterable[float], softmax: bool
+) -> Iterator[tuple[torch.Tensor, str]]:
     """The values that a mistake would take for the row, and what to say of it."""
     n_cols = e.size[1]
     row_stride, col_stride = e.strides
@@ -317,7 +337,7 @@ def _readings(e: Evidence, softmax: bool) -> Iterator[tuple[torch.Tensor, str]]:
         f"The {e.block - n_cols} elements after the row took part. A block of "
         f"{e.block} is longer than the row: does the load have a mask?",
     )
-    for filling in (0.0, -math.inf):
+    for filling in fillings:
         padded = torch.nn.functional.pad(e.values, (0, e.block - n_cols), value=filling)
         yield padded, _masked(e, filling, softmax)
 

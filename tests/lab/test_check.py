@@ -520,6 +520,14 @@ def test_wrong_norm_gets_a_sentence(function, layouts, fault, words, capsys):
     assert words in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_earlier_rows_deny_is_no_cause(capsys):
+    # Squares overflow in float16. A masked -inf would give zeros in the first row, too.
+    check.rows(right_norm, right_norm, layouts=["contiguous"], dtypes=[torch.float16])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "(shifted by +1e4)" in said and "column 0 is 0, not" in said
+    assert "Masked elements" not in said
+
+
 def log_softmax(x):
     return torch.log_softmax(x, dim=1)
 
