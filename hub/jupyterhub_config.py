@@ -73,6 +73,8 @@ else:
     print(f"Learners log in with any name and the password {password}", flush=True)
 
 c.Spawner.cmd = [sys.executable, str(HERE / "learner.py")]
+extensions = ROOT / "book/labextensions"  # alternative texts, colours of differences
+c.Spawner.args = [f"--LabApp.extra_labextensions_path={extensions}"]
 c.Spawner.notebook_dir = "~/course"
 c.Spawner.default_url = "/lab/tree/notebooks/01_eager.ipynb"
 c.Spawner.environment = {
