@@ -1,7 +1,6 @@
 """The book: strictly built, nothing loaded from other hosts, every link in place."""
 
 import csv
-import importlib.util
 import json
 import re
 import subprocess
@@ -14,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from kernels.lab.style import contrast
+from tests.helpers import loaded
 
 yaml = pytest.importorskip("yaml", reason="comes with jupyter-book")
 
@@ -221,11 +221,7 @@ def test_an_undefined_or_repeated_term_is_seen() -> None:
 
 def extension(name: str) -> ModuleType:
     """A module of book/extensions."""
-    path = ROOT / "book" / "extensions" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "book" / "extensions" / f"{name}.py")
 
 
 def cited_keys(text: str) -> set[str]:

@@ -4,7 +4,6 @@ nbval runs `notebooks/solutions`. Here is tested what the committed notebooks ho
 """
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 import kernels
 from kernels.lab import verdict
+from tests.helpers import loaded
 from tests.test_course import NUMBERS, tags
 
 pytest.importorskip("nbconvert", reason="makes the exercises; comes with JupyterLab")
@@ -21,18 +21,9 @@ pytest.importorskip("nbconvert", reason="makes the exercises; comes with Jupyter
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))
 EXERCISES = ROOT / "notebooks" / "exercises"
-# Chapters without exercises. To be emptied.
-MISSING: set[str] = set()
 PROJECT = "project"  # it ends the course, and belongs to no chapter
 KINDS = ("Repair", "Write", "Answer")
 LONGEST_STUB = 30
-
-
-def loaded(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 generator = loaded(ROOT / ".ci" / "exercises.py")
@@ -178,13 +169,12 @@ def test_a_solution_that_is_not_judged_is_refused():
 def test_every_chapter_has_exercises():
     numbered = [path for path in SOLUTIONS if stem_of(path) != PROJECT]
     stems = set(map(stem_of, numbered))
-    assert not MISSING - set(kernels.CHAPTERS)
-    assert set(kernels.CHAPTERS) - MISSING <= stems <= set(kernels.CHAPTERS)
+    assert stems == set(kernels.CHAPTERS)
     for path in numbered:
         assert path.stem == f"{NUMBERS[stem_of(path)]:02}_{stem_of(path)}"
 
 
-@pytest.mark.parametrize("stem", [s for s in kernels.CHAPTERS if s not in MISSING])
+@pytest.mark.parametrize("stem", kernels.CHAPTERS)
 def test_chapter_and_contents_lead_to_the_exercises(stem):
     name = f"{NUMBERS[stem]:02}_{stem}"
     chapter = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)

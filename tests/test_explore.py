@@ -1,7 +1,6 @@
 """The page Explore: its scripts compute what the course computes, and it shows all."""
 
 import gzip
-import importlib.util
 import json
 import math
 import random
@@ -14,6 +13,7 @@ import pytest
 from matplotlib.text import Text
 
 from kernels.lab import draw, gpu, occupancy, record
+from tests.helpers import loaded
 
 py_mini_racer = pytest.importorskip(
     "py_mini_racer", reason="JavaScript for the page Explore: pip install mini-racer"
@@ -29,15 +29,7 @@ GPUS = gpu.documented()
 INFINITE = "(key, value) => value === Infinity ? 'any' : value"
 
 
-def load_extension():
-    path = ROOT / "book" / "extensions" / "explore.py"
-    spec = importlib.util.spec_from_file_location("explore", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-explore = load_extension()
+explore = loaded(ROOT / "book" / "extensions" / "explore.py")
 
 
 @pytest.fixture(scope="module")

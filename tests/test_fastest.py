@@ -9,13 +9,13 @@ import torch
 
 from kernels import fastest
 from kernels.lab import backend, check, gpu, meter
-from tests.helpers import assert_right
-from tests.tensors import (
+from tests.helpers import (
     DIMS,
     EMPTY,
     LAYOUTS,
     STEMS,
     WRITABLE,
+    assert_right,
     input_of,
     tensor,
     width_for,

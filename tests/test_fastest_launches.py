@@ -9,9 +9,8 @@ import triton
 
 from kernels import cooperative, fastest, online, tiled, unaligned
 from kernels.lab import backend, compile, direct, launch, operator
-from tests.helpers import FakeKernel, assert_right
+from tests.helpers import STEMS, FakeKernel, assert_right, input_of, tensor
 from tests.lab.test_direct import launches_for
-from tests.tensors import STEMS, input_of, tensor
 
 INF = float("inf")
 SINGLE, HALF = torch.float32, torch.bfloat16

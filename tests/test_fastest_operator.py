@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import fastest
 from kernels.lab import backend
-from tests.helpers import assert_right
-from tests.tensors import DIMS, LAYOUTS, STEMS, tensor, width_for
+from tests.helpers import DIMS, LAYOUTS, STEMS, assert_right, tensor, width_for
 
 # ---- out, and autograd ---------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
+from tests.helpers import loaded
 from tests.test_course import code, opener
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,14 +38,6 @@ PROPERTIES = {
     "forwardPorts": list,
     "customizations": dict,
 }
-
-
-def loaded(path: Path):
-    """A script of the course as a module."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 address = loaded(ROOT / ".ci" / "address.py")

@@ -1,6 +1,5 @@
 """One program per row: right, counted, and made of what the chapter says it is."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import triton.language as tl
 from kernels import program
 from kernels.lab import backend, check, compile, meter
 from kernels.lab.check import Fault
-from tests.helpers import assert_right, matrix
+from tests.helpers import assert_right, loaded, matrix
 
 (PAGE,) = Path(__file__).resolve().parents[1].glob("notebooks/*_program.ipynb")
 FLOAT, HALF = compile.pointer(torch.float32), compile.pointer(torch.float16)
@@ -257,10 +256,7 @@ def written_on_the_page(tmp_path: Path, *, solved: bool):
             text = re.sub(rf"^    {start} = .*$", f"    {line}", text, flags=re.M)
     path = tmp_path / "page.py"
     path.write_text(text)
-    spec = importlib.util.spec_from_file_location("page", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.my_softmax
+    return loaded(path).my_softmax
 
 
 def test_the_pages_kernel_has_gaps_and_its_solution_is_right(tmp_path, capsys):

@@ -1,21 +1,18 @@
 """What the book's pages have beside their text."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+
+from tests.helpers import loaded
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
 def publishing():
-    path = ROOT / "book" / "extensions" / "publishing.py"
-    spec = importlib.util.spec_from_file_location("publishing", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / "book" / "extensions" / "publishing.py")
 
 
 def test_the_address_of_the_pages_follows_from_the_repository(publishing):

@@ -1,6 +1,5 @@
 """What the course needs is listed once for pip and once for make: the lists agree."""
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from tests.helpers import loaded
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -36,11 +37,7 @@ def by_name(lines: list[str]) -> dict[str, SimpleNamespace]:
 
 @pytest.fixture(scope="module")
 def check_python():
-    path = ROOT / ".ci" / "check_python.py"
-    spec = importlib.util.spec_from_file_location("check_python", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / ".ci" / "check_python.py")
 
 
 @pytest.fixture

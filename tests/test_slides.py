@@ -1,13 +1,14 @@
 """The slides: one file a part, which shows what its chapters' tagged cells show."""
 
 import html
-import importlib.util
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import nbformat
 import pytest
+
+from tests.helpers import loaded
 
 pytest.importorskip("markdown_it", reason="comes with jupyter-book")
 pytest.importorskip("latex2mathml", reason="makes the slides' formulas")
@@ -20,10 +21,7 @@ LOADS = {"src", "srcset", "data", "poster", "background"}  # attributes
 
 def the_slides():
     """The module that makes the slides."""
-    spec = importlib.util.spec_from_file_location("slides", ROOT / ".ci" / "slides.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded(ROOT / ".ci" / "slides.py")
 
 
 @pytest.fixture(scope="module")
