@@ -127,13 +127,14 @@ address:
 	  { echo 'The installation failed, see above: check the network, the free disk space and that PyTorch supports this Python, then try again' >&2; exit 1; }
 	@touch $@
 
-# What only the classroom needs: JupyterHub, Node, and the proxy, which npm installs.
+# What only the browser tests need: Playwright, which drives Chromium, and axe-core.
 .venv/.browser: .venv/.ready
 	@echo 'Adding Playwright and axe-core to .venv (once) ...'
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[browser]' || \
 	  { echo 'The installation failed, see above: check the network and the free disk space, then try again' >&2; exit 1; }
 	@touch $@
 
+# What only the classroom needs: JupyterHub, Node, and the proxy, which npm installs.
 .venv/.hub: .venv/.ready
 	@echo 'Adding JupyterHub, Node and the proxy to .venv (once) ...'
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[hub]' && \

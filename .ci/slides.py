@@ -1,6 +1,7 @@
 """Makes the slides: for each part one HTML file, from tagged cells of its chapters.
 
     make slides      writes _build/slides/part_1.html, part_2.html, part_3.html
+    python .ci/slides.py FOLDER            writes them into another folder
 
 A file loads nothing else: figures, styles, reveal.js and its speaker view are inside.
 So it opens from a folder, an e-mail or a USB stick, without a network.
@@ -21,14 +22,14 @@ for a slide; it loads reveal.js, RequireJS, jQuery and MathJax from other hosts.
 comes in the package `sphinx-revealjs`, of which only these files are used.
 """
 
+import argparse
 import base64
 import html
 import importlib.util
 import json
 import re
 import struct
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -367,7 +368,16 @@ def part_html(caption: str, chapters: list[Path]) -> str:
     )
 
 
-def main(folder: Path = ROOT / "_build" / "slides") -> None:
+def folder_of(arguments: Sequence[str] | None = None) -> Path:
+    """The folder that the command line names; None means this process's arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    folder = ROOT / "_build" / "slides"
+    words = "where to write the files (%(default)s)"
+    parser.add_argument("folder", nargs="?", type=Path, default=folder, help=words)
+    return parser.parse_args(arguments).folder
+
+
+def main(folder: Path) -> None:
     """Writes the file of each part into a folder, and prints its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, (caption, chapters) in enumerate(parts().items(), start=1):
@@ -377,4 +387,4 @@ def main(folder: Path = ROOT / "_build" / "slides") -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(folder_of())

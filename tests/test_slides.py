@@ -2,6 +2,8 @@
 
 import html
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -83,6 +85,18 @@ def test_there_is_a_file_for_each_part_with_slides_of_each_chapter(slides, files
             assert any(slide.notes for slide in made), path.stem
             foot = f'<p class="foot">{made[0].chapter}</p>'
             assert files[caption].count(foot) == len(made), path.stem
+
+
+def test_the_command_line_names_the_folder(slides):
+    assert slides.folder_of([]) == ROOT / "_build" / "slides"
+    assert slides.folder_of(["talk"]) == Path("talk")
+
+
+def test_help_is_shown_and_nothing_is_written(tmp_path):
+    command = [sys.executable, ROOT / ".ci" / "slides.py", "--help"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert ran.returncode == 0 and "usage: slides.py" in ran.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_loads_nothing(files):
