@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.patches import Rectangle
@@ -29,7 +28,6 @@ from kernels.lab.style import (
     STYLES,
     WIDTH,
     Figure,
-    Style,
     contrast,
     darker,
     figure,
@@ -51,7 +49,6 @@ __all__ = [
     "figure",
     "heatmap",
     "lines",
-    "plane",
     "roofline",
     "styles_of",
 ]
@@ -291,79 +288,7 @@ def _apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     ]
 
 
-# ---- maps ----------------------------------------------------------------------------
-
-
-@in_style
-def plane(
-    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]],
-    *,
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-    source: str = "",
-) -> Figure:
-    """Maps of a plane of two sizes: which name is where, in panels side by side.
-
-    Args:
-        panels: title → name → (x, y) pairs, all positive. Both axes double from mark to
-            mark, and all panels share them. A name keeps its colour and marker.
-        xlabel, ylabel: what the axes are.
-        title, source: as in `figure`.
-
-    Raises:
-        ValueError: there are no points.
-    """
-    panels = {
-        panel: {name: pairs for name, pairs in series.items() if pairs}
-        for panel, series in panels.items()
-    }
-    styles = styles_of(
-        dict.fromkeys(name for series in panels.values() for name in series)
-    )
-    every = [pair for s in panels.values() for pairs in s.values() for pair in pairs]
-    if not every:
-        raise ValueError(f"panels must map titles to points, got {panels!r}")
-    card = figure(4.1, title=title, source=source)
-    axes = card.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-    for ax, (panel, series) in zip(axes, panels.items(), strict=True):
-        ax.set(title=panel, xlabel=xlabel, xscale="log", yscale="log")
-        _draw_points(ax, series, styles, markersize=6.5)
-        ax.grid(True, axis="both")
-    axes[0].set_ylabel(ylabel)
-    xs, ys = zip(*every, strict=True)
-    _power_ticks(axes[0].xaxis, xs)
-    _power_ticks(axes[0].yaxis, ys)
-    found = [zip(*ax.get_legend_handles_labels(), strict=True) for ax in axes]
-    handles = {label: handle for pairs in found for handle, label in pairs}
-    where = {"loc": "upper right", "framealpha": 1}  # no matrix is that large
-    axes[-1].legend(handles.values(), handles.keys(), **where)
-    return card
-
-
-def _draw_points(
-    ax: Axes, series: Mapping[str, Any], styles: Mapping[str, Style], **look: Any
-) -> None:
-    look |= {"linestyle": "", "markeredgecolor": CARD}
-    for name, pairs in series.items():
-        colour, marker, label = styles[name]
-        xs, ys = zip(*pairs, strict=True)
-        ax.plot(xs, ys, marker=marker or "o", color=colour, label=label, **look)
-
-
-def _power_ticks(axis: Axis, sizes: Sequence[float]) -> None:
-    """Ticks at every fourth power of two: 2048 is 2k, 4194304 is 4M."""
-    low, high = math.floor(math.log2(min(sizes))), math.ceil(math.log2(max(sizes)))
-    ticks = [2.0**power for power in range(low, high + 1, 4)]
-    axis.set_minor_locator(NullLocator())
-    axis.set_ticks(ticks, map(_short, ticks))
-
-
-def _short(size: float) -> str:
-    for unit, letter in ((2**20, "M"), (2**10, "k")):
-        if size >= unit:
-            return f"{size / unit:.10g}{letter}"
-    return f"{size:.10g}"
+# ---- the roofline --------------------------------------------------------------------
 
 
 @in_style

@@ -217,31 +217,6 @@ def test_lines_of_a_data_frame():
     assert line(ax, "copy").get_linestyle() == "--"
 
 
-# ---- maps ----------------------------------------------------------------------------
-
-
-def test_a_plane_shows_who_is_where_on_equal_axes():
-    panels = {
-        "float32": {"tiled": [(32, 2**20), (2048, 64)], "quack": [(2**22, 1)]},
-        "bfloat16": {"quack": [(1000, 3)], "torch": []},
-    }
-    card = plot.plane(panels, xlabel="N", ylabel="M", title="Who", source="here")
-    left, right = card.axes
-    assert [ax.get_title("left") for ax in card.axes] == [*panels]
-    tiled, quack = left.get_lines()
-    assert tiled.get_xydata().tolist() == [[32, 2**20], [2048, 64]]
-    assert quack.get_color() == right.get_lines()[0].get_color()
-    assert quack.get_color() == plot.COLOURS["quack"]
-    assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
-    ticks = [tick.get_text() for tick in left.get_xticklabels()]
-    assert ticks == ["32", "512", "8k", "128k", "2M"]
-    names = [text.get_text() for text in right.get_legend().get_texts()]
-    assert names == ["tiled", "QuACK"]  # and not who is nowhere
-    for empty in ({}, {"float32": {"tiled": []}}):
-        with pytest.raises(ValueError, match="panels must map titles to points"):
-            plot.plane(empty, xlabel="N", ylabel="M")
-
-
 # ---- bars and shades -----------------------------------------------------------------
 
 
