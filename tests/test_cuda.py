@@ -14,7 +14,7 @@ from kernels.lab import backend, check, gpu, nvrtc, record
 from tests.helpers import assert_right, matrix
 
 H200, T4 = gpu.named("H200"), gpu.named("T4")
-GPUS = ("T4", "A100", "H200", "RTX 5090")
+GPUS = ("T4", "A100", "RTX 3090", "L4", "H200", "B200", "RTX 5090")
 DTYPES = list(cuda.C_TYPES)
 
 

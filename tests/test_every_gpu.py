@@ -6,6 +6,7 @@ their launches differ most.
 """
 
 import importlib
+import re
 
 import pytest
 import torch
@@ -178,9 +179,13 @@ def test_every_kernel_of_the_course_is_launched():
 
 
 @pytest.mark.parametrize("stem", THEMSELVES)
-def test_the_other_chapters_compile_their_own(stem):
-    tests = importlib.import_module(f"tests.test_{stem}")
-    assert any(name.startswith("test_every_") for name in vars(tests))
+def test_the_other_chapters_compile_their_own_for_every_gpu(stem):
+    tests = vars(importlib.import_module(f"tests.test_{stem}"))
+    (test,) = (
+        tests[name] for name in tests if re.match(r"test_every_\w+_compiles", name)
+    )
+    (names,) = (mark.args[1] for mark in test.pytestmark if mark.args[0] == "name")
+    assert tuple(gpu.named(name).compute_capability for name in names) == CAPABILITIES
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

@@ -12,7 +12,7 @@ from kernels.layouts import ARRANGEMENTS, TILE, Blocked
 from tests.helpers import assert_right, matrix
 
 SINGLE, HALF = torch.float32, torch.float16
-GPUS = ("T4", "A100", "RTX 4090", "L4", "H200", "B200", "RTX 5090")
+GPUS = ("T4", "A100", "RTX 3090", "L4", "H200", "B200", "RTX 5090")
 OUT, IN = 2**30, 0  # addresses
 
 
