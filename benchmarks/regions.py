@@ -182,8 +182,6 @@ SHORT = tuple(replace(region, cases=region.short) for region in REGIONS)
 
 HOST = (Case(_F32, 8, 128), Case(_F32, 64, 1024), Case(_BF16, 128, 512))
 """Where the host's time of a call is measured: the GPU needs less time than it."""
-HOST_BAR = 1.3
-"""The most that a call may cost the host, in bare launches with an `empty_like`."""
 
 
 def sliced(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:

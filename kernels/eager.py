@@ -8,7 +8,6 @@ Source: the definition of softmax. `shift_thrown_away` comes from OpenAI's annou
 """
 
 import functools
-import re
 import warnings
 from collections.abc import Callable
 
@@ -77,27 +76,6 @@ def compiled(function: Softmax, backend: str | Callable = "inductor") -> Softmax
     torch._dynamo.config.recompile_limit = 1024
     torch._dynamo.config.accumulated_recompile_limit = 1024
     return torch.compile(function, dynamic=False, fullgraph=True, backend=backend)
-
-
-def written_by_compile(function: Softmax, x: torch.Tensor) -> str:
-    """Returns the source of the Triton kernels that torch.compile writes.
-
-    Args:
-        function: the function to compile.
-        x: (M, N), the argument that it is compiled for.
-
-    Raises:
-        RuntimeError: there is no GPU here; for a CPU torch.compile writes C++.
-    """
-    if backend.INTERPRETED:
-        raise RuntimeError(
-            "torch.compile writes Triton only for a GPU, and there is none"
-        )
-    from torch._inductor.utils import run_and_get_code
-
-    _, sources = run_and_get_code(compiled(function), x)
-    kernels = re.findall(r"(@triton\.jit\n.*?)\n'''", "\n".join(sources), re.DOTALL)
-    return "\n\n".join(kernels)
 
 
 # ---- the chapter's softmax -----------------------------------------------------------

@@ -138,12 +138,6 @@ def test_torch_compile_gives_up_without_an_error_unless_its_limit_is_raised():
     assert len(keep.graphs) == 8
 
 
-@pytest.mark.skipif(not backend.INTERPRETED, reason="there is a GPU to write for")
-def test_what_torch_compile_writes_needs_a_gpu():
-    with pytest.raises(RuntimeError, match="only for a GPU"):
-        eager.written_by_compile(eager.five_lines, matrix(2, 2))
-
-
 # ---- what only a GPU can tell --------------------------------------------------------
 
 
@@ -163,7 +157,4 @@ def test_torch_compile_writes_one_triton_kernel_that_is_right():
     function = eager.compiled(eager.five_lines)
     assert_right(function(x), x)
     (name,) = counters.launched(function, x)
-    written = eager.written_by_compile(eager.five_lines, x)
-    assert written.startswith("@triton.jit\ndef ")
-    assert name in written
-    assert "tl.load" in written
+    assert name.startswith("triton_")

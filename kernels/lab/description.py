@@ -23,6 +23,10 @@ _NEEDS = {  # what a GPU below compute capability 8.0 lacks, and what that means
         "bfloat16 arithmetic",
         "conversions from and to bfloat16 take extra instructions",
     ),
+    "tl.dot": (
+        "products on tensor cores, as Triton makes them (tl.dot)",
+        "tl.dot becomes ordinary multiplications and additions",
+    ),
 }
 
 
@@ -30,7 +34,7 @@ def describe(*needs: str) -> str:
     """Says which of the two worlds this is, why, and with which versions.
 
     Args:
-        needs: what the chapter is about, of "cp.async" and "bfloat16".
+        needs: what the chapter is about, of "cp.async", "bfloat16" and "tl.dot".
 
     Returns:
         One sentence. For each need that this GPU lacks, a second one says so, and says

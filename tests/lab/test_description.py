@@ -48,6 +48,7 @@ def test_recorded_times_and_a_limit_are_said(t4, monkeypatch):
     [
         ("cp.async", r"asynchronous copies \(cp\.async\), .* no load starts ahead"),
         ("bfloat16", "bfloat16 arithmetic, .* conversions from and to bfloat16"),
+        ("tl.dot", r"tensor cores, .* becomes ordinary multiplications"),
     ],
 )
 def test_what_an_old_gpu_lacks_is_said(t4, monkeypatch, need, words):
@@ -62,13 +63,13 @@ def test_what_an_old_gpu_lacks_is_said(t4, monkeypatch, need, words):
 
 
 def test_needs_of_another_name_are_refused():
-    with pytest.raises(ValueError, match=r"'bfloat16', 'cp\.async'.*got \['tma'\]"):
+    with pytest.raises(ValueError, match=r"'cp\.async', 'tl\.dot'.*got \['tma'\]"):
         backend.describe("cp.async", "tma")
 
 
 @pytest.mark.skipif(backend.has_gpu(), reason="a GPU's own sentence is longer")
 def test_without_a_gpu_needs_add_nothing():
-    assert backend.describe("cp.async", "bfloat16") == backend.describe()
+    assert backend.describe("cp.async", "bfloat16", "tl.dot") == backend.describe()
 
 
 def test_driver_that_nvidia_smi_does_not_know_is_unknown(monkeypatch):
