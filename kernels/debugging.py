@@ -186,7 +186,7 @@ def asserting(x: torch.Tensor, *, plain: bool = False, **options: Any) -> torch.
 
 
 def zero_filled(x: torch.Tensor) -> torch.Tensor:
-    """As `unshifted`; wrong where masked lanes take part in the maximum or the sum."""
+    """As `unshifted`; wrong where masked elements enter the maximum or the sum."""
     return _launch(zero_filled_kernel, x)
 
 
