@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels import program
-from kernels.lab import backend, check, compile, meter
+from kernels.lab import backend, check, compile, meter, occupancy
 from kernels.lab.check import Fault
 from tests.helpers import assert_right, loaded, matrix
 
@@ -165,6 +165,18 @@ def test_row_of_32768_does_not_fit_the_registers_of_4_warps_but_of_8(dtype):
     options = {"BLOCK_COLS": n_cols, "num_warps": 8}
     wider = compile.aot(program.softmax_kernel, p, p, n_cols, **options)
     assert made.num_warps == 4 and made.spills > 0 and wider.spills == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_sm_holds_two_programs_of_4_warps_and_one_of_8_or_16(dtype):
+    """So the page's table of warps changes one thing from 8 to 16, and two from 4."""
+    p, n_cols = compile.pointer(dtype), 32768
+    arguments = program.softmax_kernel, (p, p, n_cols)
+    made = compile.aot_all(
+        (*arguments, {"BLOCK_COLS": n_cols, "num_warps": warps}) for warps in (4, 8, 16)
+    )
+    assert [occupancy.of(each).blocks_per_sm for each in made] == [2, 1, 1]
+    assert [each.spills > 0 for each in made] == [True, False, False]
 
 
 @pytest.mark.parametrize(
