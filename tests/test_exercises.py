@@ -219,6 +219,13 @@ def test_the_first_code_cell_declares_the_exercises_and_prints_nothing(path, not
         assert imports("from kernels.lab") < imports("import triton")
 
 
+def test_the_title_says_that_judging_cells_are_closed(notebook):
+    judges = tagged(generator.exercises_of(notebook).cells, "judge")
+    closed = [cell for cell in judges if "jupyter" in cell.metadata]
+    title = " ".join(notebook.cells[0].source.split())
+    assert ("closed, because" in title) == bool(closed)
+
+
 def test_there_are_two_exercises_or_three(notebook):
     found = exercises(notebook)
     assert 2 <= len(found) <= 3, list(found)

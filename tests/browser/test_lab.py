@@ -4,8 +4,7 @@
 course, because it saves what it runs. SHOTS names a folder for a picture of each
 notebook in each theme.
 
-JupyterLab gives images no alternative text, whatever an output's metadata say. In the
-book they have it, and `test_pages` checks that.
+The alternative text of images is an extension's work: `test_labextension` checks it.
 """
 
 import json
@@ -29,7 +28,7 @@ from tests.browser.pages import Visitor
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (ROOT / "notebooks").rglob("[0-9]*.ipynb")
+    for path in (ROOT / "notebooks").rglob("*.ipynb")
     if not path.parent.name.startswith(".")
 )
 THEMES = ("JupyterLab Light", "JupyterLab Dark")
