@@ -52,7 +52,7 @@ def judge(count: Count) -> str:
 
 
 def dram_table(counts: pd.DataFrame) -> show.Table:
-    """MB asked for and MB counted, line by line, then for the controls.
+    """MB that each of the five lines moves: as counted, and as DRAM's counters say.
 
     Args:
         counts: what `dram.traffic_experiment` observed.
@@ -61,19 +61,13 @@ def dram_table(counts: pd.DataFrame) -> show.Table:
     rows = []
     for line in traffic.predicted(*dram.LARGE):
         seen, after = alone.loc[line.name], together.loc[line.name]
-        asked = line.read_bytes(4), line.written_bytes(4)
-        got = seen["read_bytes"], seen["written_bytes"], after["written_bytes"]
-        rows.append([line.name, seen["kernel"], *_megabytes(*asked, *got)])
-    sums = [sum(row[i] for row in rows) for i in range(2, 7)]
-    rows.append(["all five", "", *sums])
-    n_bytes = 4 * math.prod(dram.LARGE)
-    for name, asked in {"scalar": (n_bytes, n_bytes), "fill": (0, n_bytes)}.items():
-        seen = alone.loc[name]
-        got = seen["read_bytes"], seen["written_bytes"]
-        rows.append([name, seen["kernel"], *_megabytes(*asked, *got), None])
-    rows = [[name, kernel, r, g, w, a, t] for name, kernel, r, w, g, a, t in rows]
-    header = ["line", "kernel", "to read, MB", "DRAM read", "to write"]
-    return show.table(rows, [*header, "DRAM wrote", "in sequence"], digits=1)
+        read = line.read_bytes(4), seen["read_bytes"]
+        written = seen["written_bytes"], after["written_bytes"]
+        moved = _megabytes(*read, line.written_bytes(4), *written)
+        rows.append([line.name, *moved])
+    rows.append(["all five", *map(sum, list(zip(*rows, strict=True))[1:])])
+    header = ["line", "reads, counted", "reads, DRAM", "writes, counted"]
+    return show.table(rows, [*header, "writes, DRAM", "in sequence, DRAM"], digits=0)
 
 
 def _runs(counts: pd.DataFrame, l2: str) -> pd.DataFrame:
@@ -95,10 +89,12 @@ def small_sentence(counts: pd.DataFrame) -> str:
     )
     seen = _megabytes(small["read_bytes"].sum(), small["written_bytes"].sum())
     pairs = [
-        f"{a:.1f} MB to {to}, DRAM {s:.1f}"
-        for to, a, s in zip(("read", "write"), asked, seen, strict=True)
+        f"to {to} {a:.1f} MB, DRAM {did} {s:.1f} MB"
+        for to, did, a, s in zip(
+            ("read", "write"), ("read", "wrote"), asked, seen, strict=True
+        )
     ]
-    return f"five lines on {dram.SMALL[0]} × {dram.SMALL[1]}: {'; '.join(pairs)}"
+    return f"{dram.SMALL[0]} × {dram.SMALL[1]} values: {'; '.join(pairs)}"
 
 
 # ---- times ---------------------------------------------------------------------------
@@ -139,40 +135,34 @@ def _label(name: str) -> str:
 
 
 def rates_table(counts: pd.DataFrame) -> show.Table:
-    """Effective and achieved bandwidth of three softmaxes, by the profiler's counts."""
+    """Effective and achieved bandwidth of two softmaxes, by the profiler's counts."""
     alone = _runs(counts, "emptied")
     runs = {
-        "five lines, 8192 columns": alone.loc[[*traffic.LINES]],
-        "torch.softmax, 8192 columns": alone.loc[["torch"]],
-        "torch.softmax, 1024 columns": record.select(counts, n_rows=dram.SHORT[0]),
+        "five lines": alone.loc[[*traffic.LINES]],
+        "torch.softmax": alone.loc[["torch"]],
     }
-    peak = gpu.of(counts["gpu"].iloc[0]).peak_bandwidth_gbps
     least = 8 * math.prod(dram.LARGE)
     rows = []
     for name, ran in runs.items():
-        read, written, us = (
-            ran[column].sum()
-            for column in ("read_bytes", "written_bytes", "duration_us")
-        )
-        effective, achieved = least / us / 1e3, (read + written) / us / 1e3
-        shares = f"{effective / peak:.2f}", f"{achieved / peak:.2f}"
-        rows.append([name, f"{us:.0f}", read / 1e6, effective, achieved, *shares])
-    header = ["", "µs", "MB read", "effective, GB/s", "achieved, GB/s"]
-    return show.table(rows, [*header, "effective / peak", "achieved / peak"], digits=0)
+        us, moved = ran["duration_us"].sum(), ran["read_bytes"] + ran["written_bytes"]
+        rows.append([name, us, least / us / 1e3, moved.sum() / us / 1e3])
+    header = ["", "µs", "effective, GB/s", "achieved, GB/s"]
+    return show.table(rows, header, digits=0)
 
 
 def clocks_table(sweeps: Iterable[pd.DataFrame]) -> show.Table:
-    """The copy's median time by each clock, µs, by the number of rows."""
+    """The copy's median time by each clock, µs, for the sizes that all clocks timed."""
     names = {
-        "events": "GPU, flushed by reading",
-        "written": "flushed by writing",
-        "unflushed": "not flushed",
-        "wall": "host, waiting",
+        "events": "GPU, L2 flushed by reading (ours)",
+        "written": "GPU, L2 flushed by writing",
+        "unflushed": "GPU, no flush",
+        "wall": "host, waiting for the GPU",
         "launch": "host, not waiting",
     }
     times = record.select(record.concat(sweeps), provider="copy")
-    us = times.pivot(index="n_rows", columns="clock", values="p50_us")
-    return show.table(us[[*names]], ["rows", *names.values()], digits=1)
+    us = times.pivot(index="clock", columns="n_rows", values="p50_us").loc[[*names]]
+    us = us.rename(index=names).dropna(axis=1)
+    return show.table(us, ["clock", *(f"{m} rows" for m in us.columns)], digits=1)
 
 
 # ---- instructions --------------------------------------------------------------------

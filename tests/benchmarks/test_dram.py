@@ -32,11 +32,11 @@ def rows(experiment, monkeypatch, count):
 
 def test_each_kernel_of_the_five_lines_is_named(monkeypatch):
     named = [
-        tuple(row.values()) for row in rows(dram.traffic_experiment, monkeypatch, 20)
+        tuple(row.values()) for row in rows(dram.traffic_experiment, monkeypatch, 18)
     ]
     assert named[0] == ("emptied", *dram.LARGE, "max", "any", 0)
-    assert named[9] == ("emptied", *dram.SHORT, "torch", "any", 9)
-    assert named[-1] == ("as left", *dram.SMALL, "divide", "any", 19)
+    assert named[7] == ("emptied", *dram.LARGE, "torch", "any", 7)
+    assert named[-1] == ("as left", *dram.SMALL, "divide", "any", 17)
 
 
 def test_each_kernel_of_the_variants_is_named(monkeypatch):
@@ -49,10 +49,13 @@ def test_each_kernel_of_the_variants_is_named(monkeypatch):
     }
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_another_number_of_kernels_is_refused(experiment, monkeypatch):
-    with pytest.raises(RuntimeError, match=r"20 kernels should have run, got \['any'"):
-        rows(experiment, monkeypatch, 19)
+@pytest.mark.parametrize(
+    ("experiment", "count"), zip(EXPERIMENTS, (18, 20), strict=True)
+)
+def test_another_number_of_kernels_is_refused(experiment, count, monkeypatch):
+    said = rf"{count} kernels should have run, got \['any'"
+    with pytest.raises(RuntimeError, match=said):
+        rows(experiment, monkeypatch, count - 1)
 
 
 class Watched(TorchDispatchMode):
@@ -81,13 +84,12 @@ def seen(monkeypatch):
 
 
 def test_the_five_lines_that_run_are_those_named(seen, monkeypatch):
-    shapes = iter([(8, 16), (32, 4), (6, 16), (4, 2)])
+    shapes = iter([(8, 16), (6, 16), (4, 2)])
     runs = [run._replace(shape=next(shapes)) for run in dram.TRAFFIC_RUNS]
     monkeypatch.setattr(dram, "TRAFFIC_RUNS", runs)
     dram.run_traffic()
     operators = dict(zip(NAMES, ["max", "sub", "exp", "sum", "div"], strict=True))
-    operators |= {"fill": "full_like", "torch": "_softmax"}
-    operators |= {"amax": "amax", "scalar": "sub"}
+    operators |= {"torch": "_softmax", "amax": "amax", "scalar": "sub"}
     assert seen == [(operators[step], *run.shape) for run in runs for step in run.steps]
 
 
