@@ -8,14 +8,14 @@ where `verdict` can tell. `check.rows` does the same for any other function of r
 Values are compared with PyTorch's softmax of the same rounded input, in float64. This
 comparison alone would miss much, so three traps are set as well:
 
-- Guard bands. Input and output lie inside larger buffers that must stay as they are. To
+- Guard bands. Input and output lie inside larger buffers, which must not change. To
   give the output such a buffer, `torch.empty_like` and its kin are intercepted while
   the function runs. (Code from `torch.compile` allocates by other means, so its output
   has no guard bands.)
-- Poison around the input: NaN, which spoils every sum that it enters.
+- Poison around the input: NaN, which makes every sum NaN that it enters.
 - Poison in the output: 54272, until the function overwrites it. All three dtypes hold
-  54272 exactly. It is too large for a softmax. And it is wrong even where NaN is right,
-  so that an element that nobody wrote is always seen.
+  54272 exactly. It is too large for a softmax, and it is wrong even where NaN is right.
+  So an element that was never written is always seen.
 
 Weighed: `torch.testing.assert_close` compares values, and NVIDIA's compute-sanitizer
 finds accesses outside an allocation, on a GPU. Neither knows which inputs to try.
@@ -32,20 +32,19 @@ from typing import Any
 import torch
 
 from kernels.lab import backend, models, verdict
-from kernels.lab.cases import FINITE, INF, LAYOUTS, VALUES, Case, plan
-from kernels.lab.guards import INTEGER_POISON, POISON, GuardAllocations, Guarded
-from kernels.lab.verdict import Failure, Fault, Summary, name_of
+from kernels.lab.cases import LAYOUTS, VALUES, Case, plan
+from kernels.lab.guards import GuardAllocations, Guarded, poison_of
+from kernels.lab.verdict import Failure, Fault, Summary, label, name_of
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 
 __all__ = [
-    "FINITE",
-    "INF",
     "LAYOUTS",
     "VALUES",
     "Fault",
     "Summary",
     "rows",
+    "shuffles",
     "softmax",
 ]
 
@@ -84,6 +83,9 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
 TRUNCATION = 2  # truncating errs by up to eps, rounding by up to eps/2
 
 
+ROUNDINGS = 16  # allowed error of any other function
+
+
 def eps_of(dtype: torch.dtype) -> float:
     """The dtype's gap between 1 and the next number; twice that where it truncates.
 
@@ -93,6 +95,59 @@ def eps_of(dtype: torch.dtype) -> float:
         return 0.0
     truncates = backend.INTERPRETED and dtype == torch.bfloat16
     return torch.finfo(dtype).eps * (TRUNCATION if truncates else 1)
+
+
+def is_real(value: Any) -> bool:
+    """Whether it is a tensor of floating-point numbers."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def in_range(right: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The right result in float64, infinite where the dtype has no such number."""
+    rounded = right.to(dtype).double()
+    return torch.where(rounded.isinf(), rounded, right.double())
+
+
+def sensitivity(
+    operator: Callable, args: Sequence, right: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """How far the result moves if the arguments change by a rounding.
+
+    Args:
+        operator: returns the right result of the arguments.
+        args: tensors and numbers; floating-point tensors are changed, in float64.
+        right: the right result.
+        dtype: the one whose rounding it is.
+
+    Returns:
+        For each element of `right` the largest distance in its row; 0 for one that is
+        infinite or NaN.
+    """
+    eps, nudged = eps_of(dtype), list(args)
+    for i, arg in enumerate(args):
+        if is_real(arg):
+            signs = 1 - 2.0 * (torch.arange(arg.numel()).reshape(arg.shape) % 3 % 2)
+            nudged[i] = arg * (1 + eps * signs)
+    moved = (operator(*nudged).double() - right).abs().nan_to_num(0, 0, 0)
+    if moved.ndim < 2 or not moved.numel():
+        return moved
+    return moved.amax(tuple(range(1, moved.ndim)), keepdim=True).expand_as(moved)
+
+
+def tolerance(
+    right: torch.Tensor, moved: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """How far a result may be from `right`; `moved` is the result's `sensitivity`."""
+    eps = eps_of(dtype)
+    return ROUNDINGS * (eps * right.abs().nan_to_num(0, 0, 0) + eps + moved)
+
+
+def differs(
+    found: torch.Tensor, right: torch.Tensor, allowed: torch.Tensor
+) -> torch.Tensor:
+    """Which elements are wrong: farther away than allowed, or NaN in one of the two."""
+    alike = (found == right) | (found.isnan() & right.isnan())
+    return ~(alike | ((found - right).abs() <= allowed))
 
 
 # ---- the check -----------------------------------------------------------------------
@@ -145,8 +200,8 @@ def rows(
     """Tries any function of the rows of a matrix, such as RMSNorm or log-softmax.
 
     As `softmax` does, with the same sentences. Rows have at least one column, and each
-    matrix has random numbers of its own. A result may be as far from the reference as
-    rounding x and the result would bring it, 16 times over.
+    matrix has random numbers of its own. An error may be as large as 16 roundings of x
+    and of the result.
 
     Args:
         function: takes x (n_rows, n_cols) and returns a new tensor on its device: a
@@ -154,7 +209,7 @@ def rows(
         reference: computes the right result of x in float64, on the CPU; its first
             dimension is that of x.
         dtypes, layouts, max_cols: as for `softmax`.
-        values: the kinds of rows to try, of `VALUES`; `FINITE` are those without
+        values: the kinds of rows to try, of `VALUES`; `cases.FINITE` are those without
             infinities and NaN.
         result: the dtype that the function returns; None means x's.
         mistakes: for a sentence, a function of x in float64 that makes the mistake. The
@@ -180,26 +235,14 @@ class _Wanted:
     mistakes: Mapping[str, Operator] | None = None
 
     def tolerance(
-        self, x: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
+        self, x: torch.Tensor, right: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        eps = eps_of(dtype)
         if self.softmax:
             allowed = TOLERANCES[dtype]
-            return eps * (allowed.relative * expected + allowed.absolute)
-        signs = 1 - 2.0 * (torch.arange(x.numel()).reshape(x.shape) % 3 % 2)
-        moved = (self.operator(x * (1 + eps * signs)).double() - expected).abs()
-        size = expected.abs().nan_to_num(0, 0, 0)
-        return ROUNDINGS * (eps * size + eps + row_maximum(moved.nan_to_num(0, 0, 0)))
+            return eps_of(dtype) * (allowed.relative * right + allowed.absolute)
+        return tolerance(right, sensitivity(self.operator, (x,), right, dtype), dtype)
 
 
-def row_maximum(values: torch.Tensor) -> torch.Tensor:
-    """The largest value of each row, in the place of each of the row's values."""
-    if values.ndim < 2 or not values.numel():
-        return values
-    return values.amax(dim=tuple(range(1, values.ndim)), keepdim=True) + 0 * values
-
-
-ROUNDINGS = 16
 _SOFTMAX = _Wanted(lambda x: torch.softmax(x, dim=1), softmax=True)
 
 
@@ -237,7 +280,7 @@ def _try(
 
 
 def _unfinished(function: Operator, name: str, case: Case) -> Failure | None:
-    if (place := verdict.unfinished(function)) is None:
+    if (gap := verdict.unfinished(function)) is None:
         return None
     return Failure(
         function=name,
@@ -245,9 +288,7 @@ def _unfinished(function: Operator, name: str, case: Case) -> Failure | None:
         shape=(case.n_rows, case.n_cols),
         dtype=case.dtype,
         layout=case.layout,
-        values="none: nothing was run",
-        got=f'line {place[1]} of {place[0]} still has "..." in it',
-        expected="code",
+        got=str(gap),
     )
 
 
@@ -258,27 +299,16 @@ def _chosen(argument: str, chosen: Iterable, known: tuple) -> tuple:
     return chosen
 
 
-def label(function: Any) -> str:
-    """The name of a function, or of what a partial or a scripted function calls."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, torch.jit.ScriptFunction):
-        return function.name
-    return getattr(function, "__name__", type(function).__name__)
-
-
 def _failure(
     function: Operator, name: str, wanted: _Wanted, case: Case
 ) -> Failure | None:
     """Calls the function on one input, and returns what went wrong, if anything."""
-    kinds = tuple(dict.fromkeys(case.kinds))
     fail = functools.partial(
         Failure,
         function=name,
         shape=(case.n_rows, case.n_cols),
         dtype=case.dtype,
         layout=case.layout,
-        values=", ".join(kinds) if len(kinds) < 4 else f"{len(kinds)} kinds of rows",
     )
     trap = case.input().arm()
     x = trap.tensor
@@ -288,52 +318,63 @@ def _failure(
             if x.is_cuda:
                 torch.cuda.synchronize()  # so that a failed launch is reported here
         except Exception as error:
-            words = verdict.raised(error, function)
-            return fail(fault=Fault.RAISED, got=words, expected="a tensor")
-
+            return fail(fault=Fault.RAISED, got=verdict.raised(error, function))
     if not isinstance(output, torch.Tensor):
-        kind = type(output).__name__
-        return fail(fault=Fault.NO_TENSOR, got=kind, expected="a tensor")
-    right = wanted.operator(x.cpu().double()).double()
-    like = right.to(x.device, wanted.dtype or x.dtype)  # the right shape, dtype, device
-    right = torch.where(like.cpu().isinf(), like.cpu().double(), right)  # too large
-    for fault, describe in _ALIKE.items():
-        got, expected = describe(output), describe(like)
-        if got != expected:
-            return fail(fault=fault, got=got, expected=expected)
-
-    modified, stray = trap.damage()
-    if modified:
-        return fail(fault=Fault.INPUT, got="other values in x", expected="x as it was")
-    if stray:
-        return fail(fault=Fault.STRAY, **_stray("the input", trap, stray))
-    storage = output.untyped_storage().data_ptr()
-    if x.numel() and storage == x.untyped_storage().data_ptr():
-        return fail(fault=Fault.ALIAS, got="a view of x", expected="memory of its own")
-    for allocated in guards.allocated:
-        _, stray = allocated.damage()
-        if stray:
-            own = storage == allocated.buffer.untyped_storage().data_ptr()
-            what = "the output" if own else "another tensor"
-            return fail(fault=Fault.STRAY, **_stray(what, allocated, stray))
-
-    return _wrong_value(fail, wanted, case, trap, output, right)
+        return fail(fault=Fault.NO_TENSOR, got=type(output).__name__)
+    right = wanted.operator(x.cpu().double())
+    like = right.to(x.device, wanted.dtype or x.dtype)
+    return (
+        _wrong_form(fail, output, like)
+        or _wrong_write(fail, trap, guards, output)
+        or _wrong_value(fail, wanted, case, trap, output, in_range(right, like.dtype))
+    )
 
 
-_ALIKE: dict[Fault, Callable[[torch.Tensor], str]] = {
+_FORM: dict[Fault, Callable[[torch.Tensor], str]] = {
     Fault.SHAPE: lambda t: " × ".join(map(str, t.shape)),
     Fault.DTYPE: lambda t: name_of(t.dtype),
     Fault.DEVICE: lambda t: str(t.device),
 }
 
 
-def _stray(what: str, trap: Guarded, offsets: list[int]) -> dict[str, str]:
+def _wrong_form(
+    fail: Callable[..., Failure], output: torch.Tensor, like: torch.Tensor
+) -> Failure | None:
+    """Compares the result's shape, dtype and device with those of `like`."""
+    for fault, describe in _FORM.items():
+        got, expected = describe(output), describe(like)
+        if got != expected:
+            return fail(fault=fault, got=got, expected=expected)
+    return None
+
+
+def _wrong_write(
+    fail: Callable[..., Failure],
+    trap: Guarded,
+    guards: GuardAllocations,
+    output: torch.Tensor,
+) -> Failure | None:
+    """Finds what was written to the input, and outside of any tensor."""
+    modified, stray = trap.damage()
+    if modified:
+        return fail(fault=Fault.INPUT)
+    if stray:
+        return fail(fault=Fault.STRAY, got=_stray("the input", stray))
+    storage = output.untyped_storage().data_ptr()
+    if trap.tensor.numel() and storage == trap.buffer.untyped_storage().data_ptr():
+        return fail(fault=Fault.ALIAS)
+    for allocated in guards.allocated:
+        _, stray = allocated.damage()
+        if stray:
+            own = storage == allocated.buffer.untyped_storage().data_ptr()
+            what = "the output" if own else "another tensor"
+            return fail(fault=Fault.STRAY, got=_stray(what, stray))
+    return None
+
+
+def _stray(what: str, offsets: list[int]) -> str:
     more = f" and {len(offsets) - 1} more" if len(offsets) > 1 else ""
-    expected = f"writes to elements only, the last at offset {trap.last}"
-    return {
-        "got": f"a write at offset {offsets[0]} of {what}{more}",
-        "expected": expected if trap.tensor.numel() else "no write, as it is empty",
-    }
+    return f"a write at offset {offsets[0]} of {what}{more}"
 
 
 def _wrong_value(
@@ -342,37 +383,28 @@ def _wrong_value(
     case: Case,
     trap: Guarded,
     output: torch.Tensor,
-    expected: torch.Tensor,
+    right: torch.Tensor,
 ) -> Failure | None:
-    """Compares with the right result in float64, and returns the first difference."""
-    got = output.detach().cpu().double()
-    dtype = wanted.dtype or case.dtype
-    poison = POISON if dtype.is_floating_point else INTEGER_POISON
-    allowed, eps = TOLERANCES[case.dtype], eps_of(dtype)
-    x = trap.tensor.cpu().double()
-    tolerance = wanted.tolerance(x, expected, dtype)
+    """Compares with the right result in float64, and returns the first wrong row."""
+    got, dtype = output.detach().cpu().double(), output.dtype
     if not got.numel():
         return None
     one_each = got.ndim == 1  # a vector: one value a row
-    got, expected, tolerance = (
-        part.reshape(case.n_rows, -1) for part in (got, expected, tolerance)
+    allowed = wanted.tolerance(trap.tensor.cpu().double(), right, dtype)
+    got, right, allowed = (
+        part.reshape(case.n_rows, -1) for part in (got, right, allowed)
     )
-
-    def differ(values: torch.Tensor) -> torch.Tensor:
-        near = (values - expected).abs() <= tolerance
-        alike = (values == expected) | (values.isnan() & expected.isnan())
-        return ~(near | alike)
-
-    wrong = differ(got)
-    sums = got.sum(dim=1, keepdim=True)
-    off = ((sums - 1).abs() > eps * allowed.total) & (case.n_cols > 0)
-    off &= wanted.softmax
-    spoilt = differ(got / sums) | expected.isnan() | (got == poison)
-    only_scaled = off & ~spoilt.any(dim=1, keepdim=True)
-    bad_rows = off.flatten() | wrong.any(dim=1)
+    wrong, sums = differs(got, right, allowed), got.sum(dim=1)
+    off = torch.zeros(case.n_rows, dtype=torch.bool)
+    if wanted.softmax:
+        off = (sums - 1).abs() > eps_of(dtype) * TOLERANCES[dtype].total
+    bad_rows = off | wrong.any(dim=1)
     if not bad_rows.any():
         return None
+
     row = bad_rows.nonzero()[0].item()
+    poison = poison_of(dtype)
+    unwritten = got[row] == poison
     evidence = verdict.Evidence(
         memory=trap.buffer.cpu().double(),
         start=trap.start,
@@ -380,39 +412,30 @@ def _wrong_value(
         size=(case.n_rows, case.n_cols),
         row=row,
         got=got[row],
-        expected=expected[row],
+        expected=right[row],
         dtype=case.dtype,
-        unwritten=got[row] == poison,
+        unwritten=unwritten,
     )
     known = {"softmax": wanted.softmax, "mistakes": wanted.mistakes}
     cause = verdict.cause(evidence, wanted.operator, **known)
-    fail = functools.partial(fail, values=case.kinds[row], row=row, cause=cause)
-    if only_scaled[row] or not wrong[row].any():
-        return fail(
-            fault=Fault.SUM,
-            got=sums[row].item(),
-            expected=1.0,
-            tolerance=eps * allowed.total,
-            wrong=int(off.sum()),
-        )
+    fail = functools.partial(fail, row=row, kind=case.kinds[row], cause=cause)
+
+    scaled = differs(got[row] / sums[row], right[row], allowed[row])
+    scaled |= right[row].isnan() | unwritten
+    if not wrong[row].any() or (off[row] and not scaled.any()):  # a common factor
+        return fail(fault=Fault.SUM, got=sums[row].item(), expected=1.0)
     col = wrong[row].nonzero()[0].item()
-    found, right = got[row, col].item(), expected[row, col].item()
+    found, expected = got[row, col].item(), right[row, col].item()
     if found == poison:
         fault = Fault.UNWRITTEN
     elif math.isnan(found):
         fault = Fault.NAN
-    elif math.isnan(right):
+    elif math.isnan(expected):
         fault = Fault.NOT_NAN
     else:
         fault = Fault.VALUE
-    unwritten = f"{poison:.0f}, which was there before the call"
     return fail(
-        fault=fault,
-        col=None if one_each else col,
-        got=unwritten if fault is Fault.UNWRITTEN else found,
-        expected=right,
-        tolerance=None if math.isnan(right) else tolerance[row, col].item(),
-        wrong=int(wrong.sum()),
+        fault=fault, col=None if one_each else col, got=found, expected=expected
     )
 
 

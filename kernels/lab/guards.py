@@ -17,9 +17,14 @@ GUARD = 8192  # elements on each side; their bytes are a multiple of any alignme
 POISON = 54272.0
 """What output holds until it is overwritten: exact in float16, bfloat16 and float32."""
 INTEGER_POISON = 85
-"""The same for integers, of any width."""
+"""The same for integers of any width."""
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def poison_of(dtype: torch.dtype) -> float:
+    """What output of this dtype holds until it is overwritten."""
+    return POISON if dtype.is_floating_point else INTEGER_POISON
 
 
 class Guarded:
@@ -90,7 +95,7 @@ class GuardAllocations(TorchDispatchMode):
         if packet not in EMPTY + FILLED or made.itemsize not in BITS:
             return made
         where = {"dtype": made.dtype, "device": made.device}
-        poison = POISON if made.is_floating_point() else INTEGER_POISON
+        poison = poison_of(made.dtype)
         guarded = Guarded(made.size(), made.stride(), poison=poison, **where)
         if packet in FILLED:
             guarded.tensor.copy_(made)

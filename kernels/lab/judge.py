@@ -4,16 +4,14 @@
     judge.rows(log_softmax, lambda x: torch.log_softmax(x, dim=1))    # an exercise
     judge.progress("strided")                                         # the last cell
 
-Every call shows one sentence: "Right: …", or what is wrong. It is true if the answer is
-right. It belongs to the exercise that `chapter` names like the function; `name=` names
-another one.
+Every call returns a `Verdict`, which shows one sentence: "Right: …", or what is wrong.
+The exercise that is solved is the one with the function's name; `name=` names another.
 
-A function runs in a process of its own, which is kept for the next call. So an
-exception, an endless loop, an access out of bounds, a process or a GPU that breaks are
-sentences, too, and the notebook goes on. The function runs in Triton's interpreter
-first, which checks every access on small inputs, and then on the GPU, if there is one.
-So the first sentence is the same on every machine. What the function prints is not
-shown.
+A function runs in a second process, which is kept for the next call. So an exception,
+an endless loop, an access out of bounds, a process or a GPU that breaks are sentences,
+too, and the notebook goes on. The function runs in Triton's interpreter first, which
+checks every access on small inputs, and then on the GPU, if there is one. So the first
+sentence is the same on every machine. What the function prints is not shown.
 
 Weighed: nbgrader and otter-grader collect and grade notebooks for a teacher. Each
 exercise needs a cell of assertions, which shows the learner a traceback.
@@ -24,18 +22,19 @@ import functools
 import linecache
 import math
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import torch
 
-from kernels.lab import backend, check, clock, process, trials, verdict
+from kernels.lab import backend, clock, process, trials, verdict
 from kernels.lab.cases import FINITE
 from kernels.lab.process import Helper
 from kernels.lab.progress import chapter, note, progress
-from kernels.lab.trials import Outcome, alike, listed, parts_of, shown, wrapped
+from kernels.lab.trials import Outcome, alike, parts_of, shown
+from kernels.lab.verdict import label, listed, wrapped
 
 __all__ = [
     "FINITE",
@@ -53,6 +52,8 @@ __all__ = [
 
 LIMIT_S = 120  # for all inputs: 5 s in the interpreter, a GPU's compiler takes longer
 FIRST_LIMIT_S = 20  # for the first small inputs
+
+Stage = tuple[str, Callable, float]  # a world, a trial, and its limit in seconds
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,35 +78,22 @@ class Verdict:
 # ---- functions -----------------------------------------------------------------------
 
 
-def softmax(
-    function: Callable,
-    *,
-    name: str | None = None,
-    interpreter: bool = True,
-    limit_s: float = LIMIT_S,
-    **options: Any,
-) -> Verdict:
+def softmax(function: Callable, **options: Any) -> Verdict:
     """Judges a softmax of a matrix's rows, by `check.softmax`.
 
     Args:
         function: takes x (n_rows, n_cols) and returns a new tensor like it.
-        name: of the exercise; None means the function's.
-        interpreter: False if Triton's interpreter cannot run the kernel. Then accesses
-            are not checked, and nothing is judged without a GPU.
-        limit_s: the seconds that it may take.
-        options: `dtypes`, `layouts`, `max_cols`, as for `check.softmax`.
+        options: `name`, `limit_s`, `dtypes`, `layouts`, `max_cols`, as for `rows`.
     """
-    return rows(
-        function, None, name=name, interpreter=interpreter, limit_s=limit_s, **options
-    )
+    return rows(function, None, **options)
 
 
 def rows(
     function: Callable,
     reference: Callable | None,
     *,
+    once: bool = False,
     name: str | None = None,
-    interpreter: bool = True,
     limit_s: float = LIMIT_S,
     **options: Any,
 ) -> Verdict:
@@ -114,16 +102,17 @@ def rows(
     Args:
         function: takes x (n_rows, n_cols) and returns a matrix, or one value a row, or
             a tuple of such.
-        reference: the same in PyTorch; it is given x in float64, on the CPU.
-        name, interpreter, limit_s: as for `softmax`.
-        options: `dtypes`, `layouts`, `max_cols`, `values` (such as judge.FINITE: no
-            infinities and no NaN), `result` (the dtype that is returned, if not x's),
-            `mistakes` (for a sentence, the function of x that makes the mistake),
-            `once` (True if the kernels may read each value once only).
+        reference: the same in PyTorch; it is given x in float64, on the CPU. None means
+            a softmax.
+        once: whether the kernels may read each value once only.
+        name: of the exercise; None means the function's.
+        limit_s: the seconds that each run over all inputs may take.
+        options: of `check.rows`: `dtypes`, `layouts`, `max_cols`, `values` (such as
+            judge.FINITE), `result`, `mistakes`.
     """
-    first = functools.partial(trials.small_rows, options=options)
-    whole = functools.partial(trials.of_rows, reference=reference, options=options)
-    return _judged(function, first, whole, name, interpreter, limit_s)
+    first = functools.partial(trials.small_rows, once=once, **options)
+    whole = functools.partial(trials.of_rows, reference=reference, **options)
+    return _judged(function, _stages(first, whole, limit_s), name)
 
 
 def operator(
@@ -133,14 +122,13 @@ def operator(
     *,
     dtypes: Iterable[torch.dtype] = backend.DTYPES,
     seeds: int | None = None,
-    result: torch.dtype | None = None,
-    roundings: float = check.ROUNDINGS,
     mistakes: Mapping[str, Callable] | None = None,
     name: str | None = None,
-    interpreter: bool = True,
     limit_s: float = LIMIT_S,
 ) -> Verdict:
     """Judges a function of any inputs.
+
+    An error may be as large as 16 roundings of the inputs and of the result.
 
     Args:
         function: takes the inputs and returns a new tensor, or a tuple of tensors.
@@ -151,25 +139,24 @@ def operator(
             the seed; it may call `torch.randn`, which is seeded.
         dtypes: of the inputs, if `inputs` is a list.
         seeds: how often each case is filled (2), or make is called (6).
-        result: the dtype that is returned; None means that of the first input.
-        roundings: an error may be as large as so many roundings of the inputs and the
-            result.
         mistakes: for a sentence, the function that makes the mistake.
-        name, interpreter, limit_s: as for `softmax`.
+        name, limit_s: as for `rows`.
 
     Raises:
         ValueError: all inputs have one shape.
     """
-    seeds = seeds or (trials.SEEDS if callable(inputs) else 2)
     if not callable(inputs) and len(inputs) < 2:
         raise ValueError(f"inputs must have two shapes or more, got {inputs!r}")
-    options = {"dtypes": tuple(dtypes), "seeds": seeds}
-    options |= {"result": result, "roundings": roundings, "mistakes": mistakes}
     whole = functools.partial(
-        trials.of_operator, reference=reference, inputs=inputs, options=options
+        trials.of_operator,
+        reference=reference,
+        inputs=inputs,
+        dtypes=tuple(dtypes),
+        seeds=seeds or (6 if callable(inputs) else 2),
+        mistakes=mistakes,
     )
     first = functools.partial(whole, first=True)
-    return _judged(function, first, whole, name, interpreter, limit_s)
+    return _judged(function, _stages(first, whole, limit_s), name)
 
 
 def bandwidth(
@@ -188,75 +175,55 @@ def bandwidth(
         inputs: one case, as for `operator`: a shape, a tuple of shapes, or make(seed).
         at_least: the share of the copy's bandwidth that is right.
         dtype: of the inputs, if they are shapes.
-        name, limit_s: as for `softmax`.
+        name, limit_s: as for `rows`.
     """
-    name = name or check.label(function)
+    name = name or label(function)
     if said := _unready(function):
-        return _note(name, False, said)
+        return _noted(name, False, said)
     if not clock.can_measure():
         why = (
             "kernels run in Triton's interpreter here"
             if backend.INTERPRETED
             else "COURSE_MEASURE=recorded is set"
         )
-        return _note(name, None, f"Not judged: times need a GPU, and {why}.")
+        return _noted(name, None, f"Not judged: times need a GPU, and {why}.")
     trial = functools.partial(trials.bandwidth, inputs=inputs, dtype=dtype)
     found = _run("compiler", trial, function, name, limit_s)
     if isinstance(found, Outcome):
-        return _note(name, False, found.failure)
+        return _noted(name, False, found.failure)
     own, copy = found
-    right = own >= at_least * copy
     said = (
         f"{name} reaches an effective bandwidth of {own:,.0f} GB/s, "
         f"{100 * own / copy:.0f} % of the copy's {copy:,.0f} GB/s"
     )
-    said = (
-        f"Right: {said}."
-        if right
-        else f"Not yet: {said}; {100 * at_least:.0f} % is enough."
-    )
-    return _note(name, right, said)
+    if own >= at_least * copy:
+        return _noted(name, True, f"Right: {said}.")
+    return _noted(name, False, f"Not yet: {said}; {100 * at_least:.0f} % is enough.")
 
 
 # ---- answers and guesses -------------------------------------------------------------
 
 
-def value(
-    answer: Any,
-    want: Any,
-    *,
-    name: str | None = None,
-    mistakes: Mapping[Any, str] | None = None,
-    within: float = 0.0,
-) -> Verdict:
+def value(answer: Any, want: Any) -> Verdict:
     """Judges the answer to a question: a number, a word, or a tuple, list or dict.
 
     Args:
         answer: the learner's; `...` and None mean that there is none yet.
         want: the right one. Let an instrument compute it, so that no cell shows it.
-        name: of the exercise.
-        mistakes: a sentence for each wrong answer that is known.
-        within: how far a number may be from the right one, as a share of it.
     """
     parts, wanted = parts_of(answer), parts_of(want)
     open_parts = [key for key, part in parts.items() if part is None or part is ...]
     if open_parts:
         of = f" ({open_parts[0]})" if len(wanted) > 1 and open_parts[0] != "" else ""
-        return _note(name, False, f'Not yet: replace the "..." by your answer{of}.')
+        return _verdict(False, f'Not yet: replace the "..." by your answer{of}.')
     if parts.keys() != wanted.keys():
         said = f"Not yet: {len(wanted)} values are asked for, got {shown(answer)}."
-        return _note(name, False, said)
-    wrong = [key for key in wanted if not alike(parts[key], wanted[key], within)]
+        return _verdict(False, said)
+    wrong = [key for key in wanted if not alike(parts[key], wanted[key])]
     if not wrong:
-        return _note(name, True, f"Right: {shown(answer)}.")
-    found = parts[wrong[0]]
+        return _verdict(True, f"Right: {shown(answer)}.")
     of = f" for {wrong[0]}" if len(wanted) > 1 else ""
-    said = f"Not yet: {shown(found)}{of} is not right."
-    for known, hint in (mistakes or {}).items():
-        if alike(answer, known, within) or alike(found, known, within):
-            said = f"{said} {hint}"
-            break
-    return _note(name, False, said)
+    return _verdict(False, f"Not yet: {shown(parts[wrong[0]])}{of} is not right.")
 
 
 def formula(
@@ -285,15 +252,14 @@ def formula(
     """
     if len(cases) < 2:
         raise ValueError(f"cases must hold two calls or more, got {cases!r}")
-    name = name or check.label(function)
-    if said := _unready(function):
-        return _note(name, False, said)
-    options = {"reference": reference, "cases": list(cases), "within": within}
-    trial = functools.partial(trials.of_formula, **options, mistakes=mistakes or {})
-    outcome = _run("interpreter", trial, function, name, limit_s)
-    if outcome.failure:
-        return _note(name, False, outcome.failure)
-    return _note(name, True, f"Right: {name} passes {outcome.tried}.")
+    trial = functools.partial(
+        trials.of_formula,
+        reference=reference,
+        cases=list(cases),
+        mistakes=mistakes or {},
+        within=within,
+    )
+    return _judged(function, [("interpreter", trial, limit_s)], name)
 
 
 def guess(
@@ -317,27 +283,26 @@ def guess(
         if _is_number(guesses.get(key))
     }
     if not right:
-        return Verdict(None, "Nothing was found that a guess can be compared with.")
+        return _verdict(None, "Nothing was found that a guess can be compared with.")
     if not factors:
-        return Verdict(None, "No guess yet: write down a number for each.")
+        return _verdict(None, "No guess yet: write down a number for each.")
     near = sum(factor <= within for factor in factors.values())
     how = "right" if within == 1 else f"within a factor of {within:g}"
     worst = max(factors, key=factors.__getitem__)
-    label = f"{worst} {of}".strip()
-    numbers = f"guessed {_short(guesses[worst])}, found {_short(right[worst])} {unit}"
-    numbers = numbers.rstrip()
+    name = f"{worst} {of}".strip()
+    both = f"guessed {_short(guesses[worst])}, found {_short(right[worst])} {unit}"
+    both = both.rstrip()
     if len(right) == 1:
-        said = f"{label}: {numbers}" if label else numbers.capitalize()
-        said += f", {how}" if near else f", not {how}"
-    else:
-        count = len(factors)
-        said = f"{near} of {count} {'guess' if count == 1 else 'guesses'} "
-        said += f"{'is' if 1 in (near, count) else 'are'} {how}"
-        if near < count:
-            said += f"; furthest off: {label} ({numbers})"
-        if missing := [str(key) for key in right if key not in factors]:
-            said += f"; no guess for {listed(missing)}"
-    return Verdict(bool(near == len(right)), wrapped(f"{said}."))
+        said = f"{name}: {both}" if name else both.capitalize()
+        return _verdict(bool(near), f"{said}, {'' if near else 'not '}{how}.")
+    count = len(factors)
+    said = f"{near} of {count} {'guess' if count == 1 else 'guesses'} "
+    said += f"{'is' if 1 in (near, count) else 'are'} {how}"
+    if near < count:
+        said += f"; furthest off: {name} ({both})"
+    if missing := [str(key) for key in right if key not in factors]:
+        said += f"; no guess for {listed(missing)}"
+    return _verdict(near == len(right), f"{said}.")
 
 
 def _is_number(value: Any) -> bool:
@@ -355,9 +320,13 @@ def _short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
-def _note(name: str | None, right: bool | None, sentence: str) -> Verdict:
-    """Makes the verdict, and notes it for the progress."""
+def _noted(name: str, right: bool | None, sentence: str) -> Verdict:
+    """The verdict of an exercise, which counts for the progress."""
     note(name, right)
+    return _verdict(right, sentence)
+
+
+def _verdict(right: bool | None, sentence: str) -> Verdict:
     return Verdict(right, wrapped(sentence))
 
 
@@ -369,37 +338,29 @@ def _helper(world: str) -> Helper:
     return Helper(world, hide_gpu=world == "interpreter")
 
 
-def _judged(
-    function: Any,
-    first: Callable,
-    whole: Callable,
-    name: str | None,
-    interpreter: bool,
-    limit_s: float,
-) -> Verdict:
-    """Runs the trials of a function, and says what they found."""
-    name = name or check.label(function)
-    if said := _unready(function):
-        return _note(name, False, said)
-    stages = []
-    if interpreter and _interpreter_works():
-        stages += [("interpreter", first, min(limit_s, FIRST_LIMIT_S))]
-        stages += [("interpreter", whole, limit_s)]
+def _stages(first: Callable, whole: Callable, limit_s: float) -> Iterator[Stage]:
+    """Both trials in the interpreter, where it works; the whole one on a GPU."""
+    if _interpreter_works():
+        yield "interpreter", first, min(limit_s, FIRST_LIMIT_S)
+        yield "interpreter", whole, limit_s
     if not backend.INTERPRETED:
-        stages += [("compiler", whole, limit_s)]
-    if not stages:
-        said = f"Not judged: Triton's interpreter cannot run {name}, so it needs a GPU."
-        return _note(name, None, said)
-    outcome = Outcome(None)
-    for world, trial, seconds in stages:
-        outcome = _run(world, trial, function, name, seconds)
+        yield "compiler", whole, limit_s
+
+
+def _judged(function: Any, stages: Iterable[Stage], name: str | None) -> Verdict:
+    """Runs one trial after another, and says what the first one found that fails."""
+    name = name or label(function)
+    if said := _unready(function):
+        return _noted(name, False, said)
+    for world, trial, limit_s in stages:
+        outcome = _run(world, trial, function, name, limit_s)
         if outcome.failure:
-            return _note(name, False, outcome.failure)
-    return _note(name, True, f"Right: {name} passes {outcome.tried}.")
+            return _noted(name, False, outcome.failure)
+    return _noted(name, True, f"Right: {name} passes {outcome.tried}.")
 
 
 def _interpreter_works() -> bool:
-    """Whether it works with this NumPy. Where kernels run in it, it must."""
+    """Whether Triton's interpreter works with this NumPy; without a GPU it must."""
     try:
         backend.require_interpreter()
     except RuntimeError:
@@ -416,33 +377,34 @@ def _unready(function: Any) -> str:
     if not callable(function):
         kind = type(function).__name__
         raise TypeError(f"function must be a function to judge, got {kind}")
-    if place := verdict.unfinished(function):
-        return f'Not yet: line {place[1]} of {place[0]} still has "..." in it.'
-    return ""
+    gap = verdict.unfinished(function)
+    return f"Not yet: {gap}." if gap else ""
 
 
 def _run(
     world: str, trial: Callable, function: Callable, name: str, limit_s: float
 ) -> Any:
-    """Runs a trial in a process of that world; its end is an outcome, too."""
+    """Runs a trial in the process of a world.
+
+    Returns:
+        What the trial returns; an `Outcome` where the function cannot be sent, doesn't
+        end, or breaks the process.
+    """
     helper = _helper(world)
-    helper.call(int)  # starts it, outside of the limit
-    sources = {
-        (file := each.__code__.co_filename): linecache.getlines(file)
-        for each in verdict.named(function)
-    }
+    helper.call(int)  # starts the process, which doesn't count for the limit
     try:
         process.dumps(function)
     except Exception as error:
         said = f"cannot be sent to the process that judges it: {error}."
         return Outcome(f"Not yet: {name} {said}")
     try:
-        outcome = helper.call(trials.run, (trial, sources, function), limit_s=limit_s)
+        args = trial, _sources(function), function
+        outcome = helper.call(trials.run, args, limit_s=limit_s)
     except TimeoutError:
         said = f"did not end within {limit_s:g} s. Does one of its loops never end?"
         return Outcome(f"Not yet: {name} {said}")
     except RuntimeError:
-        if helper.process is not None:
+        if helper.process is not None:  # the trial raised it
             raise
         return Outcome(f"Not yet: {name} {_end(helper.exit_code)}")
     if isinstance(outcome, Outcome) and outcome.broken:
@@ -452,6 +414,12 @@ def _run(
             f"({outcome.failure}). Is an access not masked, or an offset wrong?"
         )
     return outcome
+
+
+def _sources(function: Callable) -> dict[str, list[str]]:
+    """The lines of the files, or of the notebook's cells, of a learner's functions."""
+    files = {each.__code__.co_filename for each in verdict.named(function)}
+    return {file: linecache.getlines(file) for file in files}
 
 
 def _end(exit_code: int | None) -> str:

@@ -1,11 +1,12 @@
 """A launch of which an SM holds fewer programs than would fit.
 
-`LimitedLaunch` reserves shared memory that the kernel does not use: an SM has room for
-fewer programs, and the machine code stays the same. So the number of programs that live
-at once becomes a dial, and what the dial changes has no other cause.
+`LimitedLaunch` reserves shared memory that the kernel does not use. So an SM has room
+for fewer programs, while the machine code stays the same. What changes with the number
+of resident programs then has no other cause.
 
-Weighed: a grid of fewer programs that loop (another kernel, and a schedule of its own),
-and more registers for each thread (Triton's `maxnreg` only takes registers away).
+Weighed: a grid of fewer programs that loop, which is another kernel with a schedule of
+its own; more registers for each thread, which Triton cannot reserve (`maxnreg` only
+takes registers away).
 """
 
 import copy
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from triton.compiler import make_backend
 
-from kernels.lab import backend, gpu, words
+from kernels.lab import backend, gpu
 from kernels.lab.gpu import Gpu
 from kernels.lab.launch import Launch
 
@@ -23,7 +24,7 @@ CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT of cuda.h, pe
 
 
 def shared_for(programs_per_sm: int, on: Gpu | None = None) -> int:
-    """Returns the bytes of shared memory with which so many programs fit on an SM.
+    """Returns the bytes of shared memory a program with which so many fit on an SM.
 
     Args:
         programs_per_sm: from 1 to the blocks that an SM can hold.
@@ -57,7 +58,7 @@ def with_shared(compiled: Any, shared: int) -> Any:
     limited.packed_metadata = pack(limited.metadata)
     limited.module = limited.function = limited._run = None
     limited._init_handles()  # loads the machine code again, with this size
-    # The L1 cache is the other part of this memory: let every launch leave it the same.
+    # The L1 cache is the rest of this memory: 100 % leaves every launch the same rest.
     function = ctypes.c_void_p(limited.function)
     gpu.driver("cuFuncSetAttribute", function, CARVEOUT, 100)
     return limited
@@ -68,15 +69,14 @@ class LimitedLaunch:
 
     def __init__(self, launch: Launch, programs_per_sm: int) -> None:
         self.launch, self.shared = launch, shared_for(programs_per_sm)
-        self.limited: Any = None
+        self.limited: Any = None  # the compiled kernel, after the first call
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         """Launches; the interpreter, which runs program after program, has no limit."""
         how = self.launch
         if backend.INTERPRETED:
             return how(*tensors)
-        n_words = how.workspace.n_words if how.workspace else 0
-        extra = words.take(n_words, tensors[-1].device) if n_words else ()
+        extra = how.workspace.take(tensors[-1].device) if how.workspace else ()
         args = *tensors, *extra, *how.scalars
         if self.limited is None:
             compiled = how.kernel.warmup(*args, grid=how.grid, **how.constants)

@@ -1,10 +1,10 @@
 """Which exercises are solved: one line for each chapter, kept in a small file.
 
 The file is `.progress.json` in the course's folder. COURSE_PROGRESS in the environment
-names another file; if it is empty, nothing is kept. Nothing is kept of what runs in
-`notebooks/solutions`, either.
+names another file; if it is empty, nothing is kept. What runs in `notebooks/solutions`
+isn't kept either.
 
-Weighed: a column in the notebook's own metadata would need the front end to save it.
+Weighed: the notebook's own metadata, which only the front end can save.
 """
 
 import contextlib
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from kernels.lab import backend
-from kernels.lab.trials import wrapped
+from kernels.lab.verdict import wrapped
 
 __all__ = ["Lines", "chapter", "note", "progress"]
 
-_chapter: list[str] = []  # the one that this notebook declared last
-_exercises: dict[str, dict[str, str]] = {}  # of each chapter: its exercises' kinds
-_solved: dict[str, list[str]] = {}
+_exercises: dict[str, dict[str, str]] = {}  # a chapter's exercises and their kinds
+_solved: dict[str, set[str]] = {}  # a chapter's exercises that this process saw solved
 
 
 def chapter(stem: str, **exercises: str | Sequence[str]) -> None:
@@ -30,9 +29,9 @@ def chapter(stem: str, **exercises: str | Sequence[str]) -> None:
     Args:
         stem: the chapter's, such as "strided".
         exercises: the names of its functions by their kinds: repair="row_max",
-            write=("log_softmax", "causal_softmax"), answer="bytes".
+            write=("log_softmax", "causal_softmax").
     """
-    _chapter[:] = [stem]
+    _exercises.pop(stem, None)  # the chapter that was declared last stands last
     _exercises[stem] = {
         name: kind
         for kind, names in exercises.items()
@@ -42,12 +41,10 @@ def chapter(stem: str, **exercises: str | Sequence[str]) -> None:
 
 def progress(stem: str | None = None) -> "Lines":
     """Shows how many exercises are solved: of a chapter, or of all that were tried."""
-    kept = _kept()
-    stems = [stem] if stem else sorted({*kept, *_solved})
-    lines = []
-    for each in stems:
+    kept, lines = _kept(), []
+    for each in [stem] if stem else sorted({*kept, *_solved}):
         exercises = _exercises.get(each) or kept.get(each, {}).get("exercises", {})
-        solved = {*_solved.get(each, ()), *kept.get(each, {}).get("solved", ())}
+        solved = _all_solved(each, kept)
         todo = [f"{exercises[name]} {name}" for name in exercises if name not in solved]
         done = f"{each}: {len(exercises) - len(todo)} of {len(exercises)} exercises"
         lines.append(f"{done} solved" + (f" (open: {', '.join(todo)})" if todo else ""))
@@ -55,7 +52,7 @@ def progress(stem: str | None = None) -> "Lines":
 
 
 class Lines(list):
-    """Lines of text, which a notebook shows as such."""
+    """Lines of text, which a notebook shows as text, not as a list."""
 
     def __repr__(self) -> str:
         return "\n".join(map(wrapped, self))
@@ -71,11 +68,9 @@ def note(name: str | None, right: bool | None) -> None:
         name: of an exercise of the chapter that was declared last; others don't count.
         right: True if it was solved. What was solved once stays solved.
     """
-    stem = _chapter[0] if _chapter else None
+    stem = next(reversed(_exercises), None)
     if stem and name in _exercises[stem]:
-        solved = _solved.setdefault(stem, [])
-        if right and name not in solved:
-            solved.append(name)
+        _solved.setdefault(stem, set()).update([name] if right else [])
         _keep(stem)
 
 
@@ -88,23 +83,24 @@ def _file() -> Path | None:
 
 
 def _kept() -> dict[str, dict]:
-    """What the file says; nothing if there is none, or none that can be read."""
+    """The content of the file; nothing if there is none, or none that can be read."""
+    fields = {"exercises", "solved"}
     with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
         found = json.loads(_file().read_text()).items()
-        return {stem: each for stem, each in found if {*each} == _FIELDS}
+        return {stem: each for stem, each in found if {*each} == fields}
     return {}
 
 
-_FIELDS = {"exercises", "solved"}
+def _all_solved(stem: str, kept: dict[str, dict]) -> set[str]:
+    """A chapter's exercises that were solved in this process or before."""
+    return {*_solved.get(stem, ()), *kept.get(stem, {}).get("solved", ())}
 
 
 def _keep(stem: str) -> None:
     if (file := _file()) is None:
         return
-    kept = _kept()
-    solved = [*kept.get(stem, {}).get("solved", ()), *_solved[stem]]
-    exercises = _exercises[stem]
-    solved = [name for name in exercises if name in solved]
+    kept, exercises = _kept(), _exercises[stem]
+    solved = [name for name in exercises if name in _all_solved(stem, kept)]
     kept[stem] = {"exercises": exercises, "solved": solved}
-    with contextlib.suppress(OSError):  # of a course that cannot be written to
+    with contextlib.suppress(OSError):  # the folder cannot be written to
         file.write_text(json.dumps(kept, indent=1) + "\n")

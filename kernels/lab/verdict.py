@@ -1,9 +1,9 @@
-"""What the checker says: what a function still lacks, what it raised, what went wrong.
+"""What the checker says: what is missing, what was raised, what is wrong and why.
 
 `check` finds that a result is wrong. This module looks for a likely cause: it computes
-what a known mistake would give for the same row, and names the mistake if its values
-are what the function returned. It also reads the source of a function for lines that
-are still to be written, before anything runs.
+the result that each known mistake would give for the same row, and names the mistake
+whose values are what the function returned. It also finds the lines that a learner
+still has to write, by reading a function's source before anything runs.
 """
 
 import ast
@@ -13,10 +13,10 @@ import math
 import textwrap
 import traceback
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,35 +28,55 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 # ---- what is still to be written -----------------------------------------------------
 
 
-def unfinished(function: Any) -> tuple[str, int] | None:
-    """Finds the first "..." that a learner has still to replace.
+class Gap(NamedTuple):
+    """A line that still holds "...", counted from the `def` of its function as line 1.
 
-    It is looked for in the function, in the kernels and in the functions of the same
-    module that it names, and so on. The dots of an index, as in x[..., None], are no
-    such place.
+    As text it is the end of a sentence.
+    """
+
+    function: str
+    line: int
+
+    def __str__(self) -> str:
+        return f'line {self.line} of {self.function} still has "..." in it'
+
+
+def unfinished(function: Any) -> Gap | None:
+    """Finds the first "..." that the learner still has to replace.
+
+    Reads the source of the function, and of everything that `named` finds from there.
+    The "..." of an index, as in x[..., None], is code and doesn't count.
 
     Returns:
-        The name of the function or kernel, and the line, counted from its `def` as
-        line 1. None if every line is written, or if there is no source to read.
+        None if every line is written, or if there is no source to read.
     """
     for each in named(function):
-        if (tree := _tree(each)) is None:
-            continue
-        indices = [node.slice for node in ast.walk(tree) if _is_index(node)]
-        allowed = {id(node) for index in indices for node in ast.walk(index)}
-        lines = [
-            node.lineno - tree.lineno + 1
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and node.value is ...
-            if id(node) not in allowed
-        ]
-        if lines:
-            return each.__name__, min(lines)
+        if (tree := _tree(each)) and (lines := _lines_with_dots(tree)):
+            return Gap(each.__name__, min(lines) - tree.lineno + 1)
     return None
 
 
-def _is_index(node: ast.AST) -> bool:
-    return isinstance(node, ast.Subscript)
+def named(thing: Any, seen: set | None = None) -> Iterator[types.FunctionType]:
+    """Yields the function inside `thing`, then the functions that it names, and so on.
+
+    Kernels count wherever they are defined, other functions only in the same module.
+
+    Args:
+        thing: a function, a kernel, an autotuned kernel or a partial of one.
+        seen: the functions that were yielded already.
+    """
+    function, seen = _plain(thing), set() if seen is None else seen
+    if function is None or function in seen:
+        return
+    seen.add(function)
+    yield function
+    scope = inspect.getclosurevars(function)
+    others = [*scope.globals.values(), *scope.nonlocals.values()]
+    others += [*getattr(thing, "args", ()), *getattr(thing, "keywords", {}).values()]
+    for other in others:
+        inner = _plain(other)
+        if inner and (inner is not other or inner.__module__ == function.__module__):
+            yield from named(other, seen)
 
 
 def _plain(thing: Any) -> types.FunctionType | None:
@@ -68,63 +88,57 @@ def _plain(thing: Any) -> types.FunctionType | None:
     return None
 
 
-def named(thing: Any, seen: set | None = None) -> Iterator[types.FunctionType]:
-    """The function in a thing, then those that it names; kernels from any module."""
-    function, seen = _plain(thing), set() if seen is None else seen
-    if function is None or function in seen:
-        return
-    seen.add(function)
-    yield function
-    known = function.__globals__ | inspect.getclosurevars(function).nonlocals
-    names = [known[name] for name in function.__code__.co_names if name in known]
-    names += inspect.getclosurevars(function).nonlocals.values()
-    names += [*getattr(thing, "args", ()), *getattr(thing, "keywords", {}).values()]
-    for other in names:
-        inner = _plain(other)
-        if inner and (inner is not other or inner.__module__ == function.__module__):
-            yield from named(other, seen)
-
-
 def _tree(function: types.FunctionType) -> ast.FunctionDef | None:
     try:
-        source = textwrap.dedent(inspect.getsource(function))
-        tree = ast.parse(source)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):  # no source, or part of an expression
         return None
     definitions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
     return next(definitions, None)
 
 
+def _lines_with_dots(tree: ast.FunctionDef) -> list[int]:
+    """The lines that hold "..." outside of an index."""
+    indices = [n.slice for n in ast.walk(tree) if isinstance(n, ast.Subscript)]
+    allowed = {id(node) for index in indices for node in ast.walk(index)}
+    dots = (n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value is ...)
+    return [node.lineno for node in dots if id(node) not in allowed]
+
+
 # ---- what was raised -----------------------------------------------------------------
 
 
 def raised(error: Exception, function: Any) -> str:
-    """Describes an exception: its type, the line of the learner's code, its message."""
-    cause, line = error, None
+    """Describes an exception: its type, its message, the line of the learner's code."""
+    cause = error
     if not hasattr(error, "src") and error.__cause__ is not None:
         cause = error.__cause__  # the interpreter wraps what a kernel raises
-    kind = type(cause).__name__
-    if hasattr(cause, "src"):  # a CompilationError
-        words = cause.error_message or _last_line(str(cause))
-        if cause.node is not None and cause.src:
-            line = cause.src.splitlines()[cause.node.lineno - 1]
+    if hasattr(cause, "src"):
+        words, line = _of_compiler(cause)
     else:
-        words = str(cause)
-        files = {each.__code__.co_filename for each in named(function)}
-        frames = traceback.extract_tb(error.__traceback__)
-        frames += traceback.extract_tb(cause.__traceback__)
-        own = [frame.line for frame in frames if frame.filename in files]
-        line = own[-1] if own else None
+        words, line = str(cause), _own_line([error, cause], function)
     words = textwrap.shorten((words.strip().splitlines() or [""])[0], 200).rstrip(".")
+    kind = type(cause).__name__
     said = f"{kind}: {words}" if words else kind
-    own_line = line and line.strip()
-    if own_line and not own_line.startswith(("raise ", "check.")):
-        said += f", in the line `{own_line}`"
+    if line and not line.startswith(("raise ", "check.")):
+        said += f", in the line `{line}`"
     return said
 
 
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1] if text.strip() else ""
+def _of_compiler(error: Any) -> tuple[str, str]:
+    """The message of Triton's CompilationError, and the kernel's line."""
+    words = error.error_message or (str(error).strip().splitlines() or [""])[-1]
+    if error.node is None or not error.src:
+        return words, ""
+    return words, error.src.splitlines()[error.node.lineno - 1].strip()
+
+
+def _own_line(errors: Iterable[Exception], function: Any) -> str:
+    """The last line of a traceback that is in the files of the learner's functions."""
+    files = {each.__code__.co_filename for each in named(function)}
+    frames = [f for e in errors for f in traceback.extract_tb(e.__traceback__)]
+    own = [frame.line for frame in frames if frame.filename in files]
+    return (own[-1] or "").strip() if own else ""
 
 
 # ---- what went wrong in a row --------------------------------------------------------
@@ -135,14 +149,13 @@ class Evidence:
     """A wrong row, and the memory that it was computed from.
 
     Attributes:
-        memory: the buffer that the matrix lies in, NaN around it, float64.
-        start: the place of the matrix's first element.
-        strides: of the matrix.
-        size: of the matrix.
+        memory: the buffer around the matrix, float64, with NaN outside the matrix.
+        start: the place of the matrix's first element in the buffer.
+        strides, size, dtype: of the matrix.
         row: the number of the first wrong row.
-        got, expected: this row of the result, and of the right result, float64.
-        dtype: of the matrix.
-        unwritten: which of the row's elements were never written.
+        got, expected: this row of the result and of the right result, float64.
+        unwritten: for each element of this row of the result, whether the function
+            never wrote it.
     """
 
     memory: torch.Tensor
@@ -156,7 +169,7 @@ class Evidence:
     unwritten: torch.Tensor
 
     def at(self, row_stride: int, col_stride: int, n: int) -> torch.Tensor:
-        """The n elements that a kernel with these strides takes for the row."""
+        """The n elements that a kernel with these strides reads for the row."""
         places = self.start + self.row * row_stride + torch.arange(n) * col_stride
         inside = (places >= 0) & (places < len(self.memory))
         values = self.memory[places.clamp(0, len(self.memory) - 1)]
@@ -178,10 +191,11 @@ class Evidence:
         return 1 << max(self.size[1] - 1, 0).bit_length()
 
     def off(self, values: torch.Tensor) -> float:
-        """How far these values are from what was found; what is right has 1.
+        """The distance of these values from the result, in units of the error.
 
-        What is of another size is infinitely far, even if it's nearer than what is
-        right: zeros are no reading of a row that was divided by too much.
+        The error is the distance of the right values from the result. Values whose
+        absolute sum differs by more than 20 % are infinitely far: zeros are near a row
+        that was divided by too much, but don't explain it.
         """
         sizes = [v[v.isfinite()].abs().sum().item() for v in (self.got, values)]
         if not math.isclose(*sizes, rel_tol=0.2, abs_tol=1e-7):
@@ -189,7 +203,7 @@ class Evidence:
         return _distance(self.got, values) / _distance(self.got, self.expected)
 
     def equals(self, values: torch.Tensor) -> bool:
-        """Whether these values are what was found, but for a few roundings."""
+        """Whether the result has these values, up to 16 roundings."""
         size = values.abs().nan_to_num(0, 0, 0).sum().item()
         return _distance(self.got, values) <= 16 * torch.finfo(self.dtype).eps * size
 
@@ -221,37 +235,12 @@ def cause(
         return _why_unwritten(e)
     if softmax and (said := _why_unshifted(e)):
         return said
-    n_cols = e.size[1]
-
-    def of(values: torch.Tensor) -> torch.Tensor:
-        rows = values.expand(e.row + 1, -1)  # a result may depend on the row's number
-        result = operator(rows)[e.row].reshape(-1).double()
-        return result[:n_cols] if e.got.shape == (n_cols,) else result
-
     for said, mistaken in (mistakes or {}).items():
         if e.equals(mistaken(e.matrix)[e.row].reshape(-1).double()):
             return said
     if e.expected.isnan().any():
         return ""
-    fillings = [each for each in (0.0, -math.inf) if not _spoils(e, each, operator)]
-    readings = [
-        (e.off(of(values)), said) for values, said in _readings(e, fillings, softmax)
-    ]
-    readings += [(e.off(values), said) for values, said in _halfway(e) if softmax]
-    near = [(off, said) for off, said in readings if off < 0.1]
-    if near:
-        return min(near, key=lambda each: each[0])[1]
-    if e.values.isfinite().all() and e.got.isnan().all():
-        if softmax and (value := _spoiler(e)):
-            return (
-                f"NaN lies around the matrix, and another row holds {value}: was "
-                "something outside of the row read, or have all rows one maximum?"
-            )
-        return (
-            "NaN lies around the matrix: was something outside of the row read? Or "
-            "does a line make NaN, as 0/0 does?"
-        )
-    return ""
+    return _likeliest_reading(e, operator, softmax) or _why_nan(e, softmax)
 
 
 def _why_unwritten(e: Evidence) -> str:
@@ -285,21 +274,52 @@ def _why_unshifted(e: Evidence) -> str:
     return ""
 
 
+def _why_nan(e: Evidence, softmax: bool) -> str:
+    """NaN in every element of the result of a finite row."""
+    if not e.values.isfinite().all() or not e.got.isnan().all():
+        return ""
+    if softmax and (value := _spoiler(e)):
+        return (
+            f"NaN lies around the matrix, and another row holds {value}: was "
+            "something outside of the row read, or have all rows one maximum?"
+        )
+    return (
+        "NaN lies around the matrix: was something outside of the row read? Or "
+        "does a line make NaN, as 0/0 does?"
+    )
+
+
 def _spoiler(e: Evidence) -> str:
-    """What another row holds that would spoil this row, if all had one maximum."""
-    rows, cols = (torch.arange(n) for n in e.size)
-    row_stride, col_stride = e.strides
-    places = e.start + rows[:, None] * row_stride + cols * col_stride
-    most = e.memory[places].max().item()  # NaN, if any element is NaN
+    """The value of another row that would spoil this row, if all had one maximum."""
+    most = e.matrix.max().item()  # NaN, if any element is NaN
     if math.isnan(most):
         return "NaN"
     return f"{most:.5g}" if most - e.values.max().item() > 80 else ""
 
 
-def _spoils(e: Evidence, filling: float, operator: Operator) -> bool:
-    """Whether masked elements of this value would spoil an earlier row, too.
+def _likeliest_reading(e: Evidence, operator: Operator, softmax: bool) -> str:
+    """Names the mistake whose result is nearest to what was found, if it is near."""
+    n_cols = e.size[1]
 
-    The earlier rows are right, so the masked elements don't hold this value.
+    def result_of(values: torch.Tensor) -> torch.Tensor:
+        rows = values.expand(e.row + 1, -1)  # a result may depend on the row's number
+        result = operator(rows)[e.row].reshape(-1).double()
+        return result[:n_cols] if e.got.shape == (n_cols,) else result
+
+    fillings = [each for each in (0.0, -math.inf) if not _spoils(e, each, operator)]
+    results = [
+        (result_of(values), said) for values, said in _readings(e, fillings, softmax)
+    ]
+    results += _halfway(e) if softmax else []
+    offs = [(e.off(values), said) for values, said in results]
+    near = [(off, said) for off, said in offs if off < 0.1]
+    return min(near, key=lambda each: each[0])[1] if near else ""
+
+
+def _spoils(e: Evidence, filling: float, operator: Operator) -> bool:
+    """Whether masked elements of this value would make an earlier row wrong.
+
+    The earlier rows are right. So if they would, this value isn't the cause.
     """
     n_cols, before = e.size[1], e.matrix[: e.row]
     if not e.row:
@@ -314,7 +334,7 @@ def _spoils(e: Evidence, filling: float, operator: Operator) -> bool:
 def _readings(
     e: Evidence, fillings: Iterable[float], softmax: bool
 ) -> Iterator[tuple[torch.Tensor, str]]:
-    """The values that a mistake would take for the row, and what to say of it."""
+    """Yields the values that each mistake would read as the row, and its sentence."""
     n_cols = e.size[1]
     row_stride, col_stride = e.strides
     if e.row and row_stride != n_cols:
@@ -343,6 +363,7 @@ def _readings(
 
 
 def _masked(e: Evidence, filling: float, softmax: bool) -> str:
+    """The sentence for masked elements that took part with this value."""
     count = e.block - e.size[1]
     elements = "A masked element" if count == 1 else "Masked elements"
     if softmax and filling == 0:
@@ -362,7 +383,7 @@ def _masked(e: Evidence, filling: float, softmax: bool) -> str:
 
 
 def _halfway(e: Evidence) -> Iterator[tuple[torch.Tensor, str]]:
-    """What the row holds on the way to its softmax."""
+    """Yields the steps on the way to a softmax, and the sentence for stopping there."""
     shifted = e.values - e.values.max()
     yield shifted.exp(), "That is exp(x - maximum). Was it divided by the row's sum?"
     yield shifted, "That is x - maximum. Was the exponential taken?"
@@ -397,16 +418,12 @@ class Failure:
     Attributes:
         function: the name of the function that was tried.
         fault: what is wrong.
-        shape, dtype, layout: what the input was like.
-        values: the kind of the failing row, or the kinds of the input's rows.
+        shape, dtype, layout: of the input.
         got, expected: numbers, or words where the fault is not a number.
-        tolerance: how far got may be from expected; None if no distance is allowed.
         row, col: the place of the first wrong element; None where there is no place,
             and col where the result has one value a row.
-        wrong: the number of wrong elements, or of rows if a row's sum is wrong.
+        kind: the kind of the wrong row, of `cases.VALUES`; empty where row is None.
         cause: the likely cause, in a sentence; empty if none is known.
-
-    As text it is a report of several lines. `sentence` is what the checker prints.
     """
 
     function: str
@@ -414,24 +431,21 @@ class Failure:
     shape: tuple[int, int]
     dtype: torch.dtype
     layout: str
-    values: str
-    got: float | str
-    expected: float | str
-    tolerance: float | None = None
+    got: float | str = ""
+    expected: float | str = ""
     row: int | None = None
     col: int | None = None
-    wrong: int = 0
+    kind: str = ""
     cause: str = ""
 
     @property
     def sentence(self) -> str:
         """What is wrong and the likely cause, in lines of up to 80 characters."""
         name, got, expected = self.function, _number(self.got), _number(self.expected)
-        n_rows, n_cols = self.shape
         layout = "" if self.layout == "contiguous" else f", {self.layout}"
-        matrix = f"{sized(n_rows, n_cols)} matrix ({name_of(self.dtype)}{layout})"
+        matrix = f"{sized(*self.shape)} matrix ({name_of(self.dtype)}{layout})"
         place = "its value" if self.col is None else f"column {self.col}"
-        row = f"Row {self.row} ({self.values}) of {matrix} is wrong:"
+        row = f"Row {self.row} ({self.kind}) of {matrix} is wrong:"
         said = {
             Fault.UNFINISHED: f"Not yet: {got}.",
             Fault.RAISED: f"{name} fails with {matrix}: {got}.",
@@ -447,25 +461,6 @@ class Failure:
             Fault.SUM: f"{row} its values sum to {got}, not to {expected}.",
         }.get(self.fault, f"{row} {place} is {got}, not {expected}.")
         return textwrap.fill(f"{said} {self.cause}".strip(), 80)
-
-    def __str__(self) -> str:
-        n_rows, n_cols = self.shape
-        lines = [
-            f"{self.function}: {self.fault}",
-            f"  input     {n_rows} × {n_cols}, {name_of(self.dtype)}, {self.layout}",
-            f"  values    {self.values}",
-        ]
-        if self.row is not None:
-            column, parts = "", n_rows
-            if self.col is not None:
-                column, parts = f", column {self.col}", n_rows * n_cols
-            place = f"row {self.row}{column}"
-            lines.append(f"  first at  {place}: {self.wrong} of {parts} wrong")
-        lines.append(f"  got       {_number(self.got)}")
-        lines.append(f"  expected  {_number(self.expected)}")
-        if self.tolerance is not None:
-            lines[-1] += f" ± {self.tolerance:.2g}"
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -486,7 +481,7 @@ class Summary:
     layouts: tuple[str, ...]
     most_rows: int
     most_cols: int
-    failure: Failure | None = field(default=None)
+    failure: Failure | None = None
 
     def __bool__(self) -> bool:
         return self.failure is None
@@ -513,9 +508,21 @@ class Summary:
     __repr__ = __str__
 
     def _ipython_display_(self) -> None:
-        """Shows nothing in a notebook after a failure, which is printed already."""
+        """Shows nothing in a notebook after a failure: its sentence is printed."""
         if self.failure is None:
             raise NotImplementedError  # IPython falls back on __repr__
+
+
+# ---- words ---------------------------------------------------------------------------
+
+
+def label(function: Any) -> str:
+    """The name of a function, or of what a partial or a scripted function calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, torch.jit.ScriptFunction):
+        return function.name
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def sized(n_rows: int, n_cols: int) -> str:
@@ -525,8 +532,18 @@ def sized(n_rows: int, n_cols: int) -> str:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """The name of a dtype, without its module's."""
+    """A dtype's name without its module's, such as "float32"."""
     return str(dtype).removeprefix("torch.")
+
+
+def listed(words: Sequence[str]) -> str:
+    """The words with commas, and "and" before the last."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def wrapped(sentence: str) -> str:
+    """A sentence in lines of up to 80 characters; no word is cut."""
+    return textwrap.fill(" ".join(sentence.split()), 80, break_long_words=False)
 
 
 def _number(value: float | str) -> str:

@@ -9,7 +9,8 @@ import triton.language as tl
 from IPython.core.interactiveshell import InteractiveShell
 
 from kernels.lab import backend, check
-from kernels.lab.check import INF, Fault
+from kernels.lab.cases import INF
+from kernels.lab.check import Fault
 
 
 @triton.jit
@@ -291,20 +292,12 @@ def increment(x: torch.Tensor) -> torch.Tensor:
 LAST_UNWRITTEN = functools.partial(row_softmax, flaw="last column unwritten")
 
 
-def test_failure_is_printed_in_a_sentence_and_its_report_reads_well(capsys):
+def test_failure_is_printed_in_a_sentence(capsys):
     summary = check.softmax(LAST_UNWRITTEN)
     assert capsys.readouterr().out == (
         "Row 0 (normal) of a 13 × 10 matrix (float32) is wrong: column 9 was never\n"
         "written. Does the mask of the store leave out too much?\n"
     )
-    report = """\
-row_softmax: left output unwritten
-  input     13 × 10, float32, contiguous
-  values    normal
-  first at  row 0, column 9: 13 of 130 wrong
-  got       54272, which was there before the call
-  expected  0.58684 ± 1.1e-06"""
-    assert str(summary.failure) == report
     assert repr(summary) == str(summary) == "row_softmax fails: left output unwritten"
 
 
@@ -316,28 +309,18 @@ def test_notebook_shows_a_summary_but_no_failure_twice():
 
 
 @pytest.mark.parametrize(
-    ("function", "got", "expected"),
+    ("function", "got"),
     [
         (
             functools.partial(row_softmax, flaw="no mask on the store"),
             "a write at offset 130 of the output and 5 more",
-            "writes to elements only, the last at offset 129",
         ),
-        (
-            writes_to_an_empty_output,
-            "a write at offset 0 of the output",
-            "no write, as it is empty",
-        ),
-        (
-            refuses_long_rows,
-            "ValueError: too long: 1025 columns",
-            "a tensor",
-        ),
+        (writes_to_an_empty_output, "a write at offset 0 of the output"),
+        (refuses_long_rows, "ValueError: too long: 1025 columns"),
     ],
 )
-def test_words_of_a_failure(function, got, expected):
-    failure = check.softmax(function).failure
-    assert (failure.got, failure.expected) == (got, expected)
+def test_words_of_a_failure(function, got):
+    assert check.softmax(function).failure.got == got
 
 
 def test_failure_names_the_place_in_a_view():

@@ -443,7 +443,7 @@ def far_rows(seed):
 
 
 def test_an_offset_that_overflows_is_caught_before_it_is_used():
-    options = {"result": torch.float32, "seeds": 2}
+    options = {"seeds": 2}
     right = lambda x: x.sum(dim=1).float()  # noqa: E731
     wide = lambda x: far_sum(x, wide=True)  # noqa: E731
     assert judge.operator(wide, right, far_rows, **options)
@@ -517,14 +517,6 @@ def test_a_gpu_that_broke_is_a_sentence_and_a_new_process(gpu):
     assert gpu["compiler"].stopped == 1
 
 
-def test_a_kernel_that_the_interpreter_cannot_run_goes_to_the_gpu(gpu):
-    gpu["compiler"] = Stage(judge.Outcome(None, "4 inputs"))
-    assert (
-        said(of_rows(row_sum, interpreter=False)) == "Right: row_sum passes 4 inputs."
-    )
-    assert len(gpu["interpreter"].answers) == 9
-
-
 def test_an_interpreter_that_does_not_work_is_left_out_on_a_gpu(gpu, monkeypatch):
     def refuse():
         raise RuntimeError("not with this NumPy")
@@ -548,13 +540,9 @@ def test_bandwidth_is_a_share_of_the_copys(gpu, monkeypatch):
 
 
 @pytest.mark.skipif(not backend.INTERPRETED, reason="there is a GPU")
-def test_without_a_gpu_nothing_is_said_of_what_needs_one():
-    verdicts = (
-        judge.bandwidth(row_sum, (4096, 4096)),
-        of_rows(row_sum, interpreter=False),
-    )
-    for verdict in verdicts:
-        assert verdict.right is None and said(verdict).startswith("Not judged: ")
+def test_without_a_gpu_a_bandwidth_is_not_judged():
+    verdict = judge.bandwidth(row_sum, (4096, 4096))
+    assert verdict.right is None and said(verdict).startswith("Not judged: ")
 
 
 @triton.jit
@@ -571,9 +559,7 @@ def test_on_a_gpu_too_an_access_far_outside_is_a_sentence():
     assert said(of_rows(lost)).startswith("An access is out of bounds.")
     outcome = judge._run(
         "compiler",
-        judge.functools.partial(
-            judge.trials.of_rows, reference=reference, options=FAST
-        ),
+        judge.functools.partial(judge.trials.of_rows, reference=reference, **FAST),
         lost,
         "lost",
         60,
@@ -600,11 +586,11 @@ def test_on_a_gpu_too_an_access_far_outside_is_a_sentence():
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "Right: {'a': 1, 'b': 2}."),
         ({"a": 1, "b": 3}, {"b": 2, "a": 1}, "Not yet: 3 for b is not right."),
         ("3", 3, "Not yet: 3 is not right."),
-        (8, 16, "Not yet: 8 is not right. That forgets the stores."),
+        (8, 16, "Not yet: 8 is not right."),
     ],
 )
 def test_answers(answer, want, sentence):
-    verdict = judge.value(answer, want, mistakes={8: "That forgets the stores."})
+    verdict = judge.value(answer, want)
     assert said(verdict) == sentence
     assert bool(verdict) == sentence.startswith("Right")
 
@@ -612,11 +598,6 @@ def test_answers(answer, want, sentence):
 def test_numpys_numbers_are_numbers():
     assert judge.value(np.int64(3), 3) and judge.value(np.float32(0.5), 0.5)
     assert judge.guess({"a": np.int64(3)}, {"a": np.float64(3.5)})
-
-
-def test_an_answer_may_be_near():
-    assert judge.value(0.99, 1.0, within=0.02)
-    assert not judge.value(0.97, 1.0, within=0.02)
 
 
 MEASURED = {"sliced": 1.0, "offset": 1.2, "broadcast": 0.9, "transposed": 11.2}
@@ -682,17 +663,16 @@ def test_a_guess_may_have_to_be_exact():
 
 
 def test_a_right_answer_solves_the_exercise_of_its_name(monkeypatch):
-    monkeypatch.setattr(progress, "_chapter", [])
     monkeypatch.setattr(progress, "_exercises", {})
     monkeypatch.setattr(progress, "_solved", {})
-    judge.chapter("strided", repair="row_sum", answer="bytes")
+    judge.chapter("strided", repair="row_sum", write="n_bytes")
     of_rows(raises, name="row_sum")
     assert "0 of 2" in repr(judge.progress("strided"))
     of_rows(reference, name="row_sum")
     assert repr(judge.progress("strided")) == (
-        "strided: 1 of 2 exercises solved (open: answer bytes)"
+        "strided: 1 of 2 exercises solved (open: write n_bytes)"
     )
-    judge.value(3, 3, name="bytes")
+    judge.formula(abs, abs, [(3,), (-4,)], name="n_bytes")
     assert repr(judge.progress("strided")) == "strided: 2 of 2 exercises solved"
 
 

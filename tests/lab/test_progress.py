@@ -13,7 +13,6 @@ def fresh(monkeypatch):
     """Nothing is declared or solved yet, in this process."""
     for name in ("_exercises", "_solved"):
         monkeypatch.setattr(module, name, {})
-    monkeypatch.setattr(module, "_chapter", [])
 
 
 @pytest.fixture
@@ -28,7 +27,6 @@ def forget() -> None:
     """As a new process knows nothing."""
     module._exercises.clear()
     module._solved.clear()
-    module._chapter.clear()
 
 
 def test_a_line_says_what_is_open():
@@ -68,6 +66,13 @@ def test_every_chapter_that_was_tried_has_a_line_in_a_later_process(kept):
     ]
     forget()
     assert next(iter(progress("tiled"))).startswith("tiled: 1 of 2")
+
+
+def test_the_chapter_that_was_declared_last_counts():
+    for stem in ("tiled", "eager", "tiled"):
+        chapter(stem, repair="a")
+    note("a", True)
+    assert "1 of 1" in repr(progress("tiled")) and "0 of 1" in repr(progress("eager"))
 
 
 def test_nothing_is_known_at_first(kept):

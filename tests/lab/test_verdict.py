@@ -344,6 +344,18 @@ def test_zero_that_wins_the_maximum_of_negative_numbers_is_named(capsys):
 @pytest.mark.parametrize(("n_rows", "words"), [(8, "an 8 ×"), (13, "a 13 ×")])
 def test_a_matrix_has_its_article(n_rows, words):
     where = {"shape": (n_rows, 3), "dtype": torch.float32, "layout": "contiguous"}
-    rest = {"values": "normal", "got": "", "expected": ""}
-    failure = verdict.Failure("f", verdict.Fault.INPUT, **where, **rest)
+    failure = verdict.Failure("f", verdict.Fault.INPUT, **where)
     assert failure.sentence.startswith(f"f changes its input, {words} 3 matrix")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [([], ""), (["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")],
+)
+def test_words_are_listed(words, said):
+    assert verdict.listed(words) == said
+
+
+def test_a_sentence_is_wrapped_and_no_word_is_cut():
+    long = "x" * 100
+    assert verdict.wrapped(f"one  two\n{long}") == f"one two\n{long}"
