@@ -4,9 +4,8 @@ from benchmarks import edges
 show.diff(tiled.softmax_kernel, edges.tail_kernel)
 show.diff(edges.tail_kernel, edges.head_kernel)
 show.diff(edges.head_kernel, edges.beside_kernel)
-show.diff(edges.beside_kernel, edges.threads_kernel)
-show.diff(edges.threads_kernel, unaligned.softmax_kernel)
-providers = {"unaligned.beside": edges.beside, "unaligned.threads": edges.threads}
+show.diff(edges.beside_kernel, unaligned.softmax_kernel)
+providers = {"unaligned.beside": edges.beside}
 """
 
 import dataclasses
@@ -34,14 +33,7 @@ from kernels.tiled import (
     load_or_neg_inf,
     widen,
 )
-from kernels.unaligned import (
-    edge_columns,
-    find_rows,
-    load_block,
-    load_edges,
-    own_max,
-    own_sum,
-)
+from kernels.unaligned import edge_columns, find_rows
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -239,76 +231,6 @@ def beside_kernel(
         tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
 
-@triton.jit
-def row_maximum(x):
-    """The maximum of each row: each thread's own, then that of the row's threads."""
-    return tl.max(own_max(x), axis=2, keep_dims=True)
-
-
-@triton.jit
-def row_total(x):
-    """The sum of each row: each thread's own, then that of the row's threads."""
-    return tl.sum(own_sum(x), axis=2, keep_dims=True)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def threads_kernel(
-    output_ptr,
-    input_ptr,
-    input_row_stride,
-    input_shift,
-    n_rows,
-    n_cols,
-    ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-    REST_COLS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    RECOMPUTE: tl.constexpr,
-    THREADS: tl.constexpr,
-):
-    """As `beside_kernel`, with blocks that say which thread holds what.
-
-    Args:
-        As for `beside_kernel`.
-        THREADS: of a row, a power of two.
-    """
-    matrix = n_rows, n_cols, input_row_stride, input_shift
-    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
-    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
-    first_row = tl.program_id(0) * ROWS
-    edges, edge_places, at_edge = load_edges(
-        input_ptr, first_row, matrix, ROWS, THREADS, VECTOR
-    )
-    x, places, inside = load_block(
-        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
-    )
-    if not RECOMPUTE:
-        x = widen(x)
-    row_max = tl.maximum(row_maximum(x), row_maximum(edges))
-    if REST_COLS:
-        rest, rest_places, rest_inside = load_block(
-            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
-        )
-        row_max = tl.maximum(row_max, row_maximum(rest))
-
-    numerator = exp_shifted(widen(x), row_max)
-    edge_numerator = exp_shifted(edges, row_max)
-    row_sum = row_total(numerator) + row_total(edge_numerator)
-    if REST_COLS:
-        row_sum += row_total(exp_shifted(widen(rest), row_max))
-    factor = 1 / row_sum  # one division a row, then one product a value
-    y = tl.reshape(edge_numerator * factor, at_edge.shape)
-    tl.store(output_ptr + edge_places, y, mask=at_edge)
-    if RECOMPUTE:
-        numerator = exp_shifted(widen(x), row_max)
-    y = tl.reshape(numerator * factor, inside.shape)
-    tl.store(output_ptr + places, y, mask=inside)
-    if REST_COLS:
-        y = exp_shifted(widen(rest), row_max) * factor
-        y = tl.reshape(y, rest_inside.shape)
-        tl.store(output_ptr + rest_places, y, mask=rest_inside)
-
-
 # ---- launches ------------------------------------------------------------------------
 
 
@@ -338,13 +260,12 @@ def launch_for(kernel: Any, x: torch.Tensor) -> Launch:
     """The launch of a kernel, for an output whose rows lie as x's.
 
     Args:
-        kernel: one of this module but `tail_kernel`, or `unaligned.softmax_kernel`,
-            whose config `threads_kernel` has, too.
+        kernel: one of this module but `tail_kernel`, or `unaligned.softmax_kernel`.
         x: as for `unaligned.launch_for`.
     """
     launch = unaligned.launch_for(x, x)
-    if "THREADS" in kernel.arg_names:
-        return dataclasses.replace(launch, kernel=kernel)
+    if kernel is launch.kernel:
+        return launch
     config = choose_config(x.shape[1], x.element_size())
     changed = {"grid": (ceil_div(len(x), config.rows),), "kernel": kernel}
     return dataclasses.replace(launch, constants=constants_of(config), **changed)
@@ -365,8 +286,8 @@ def softmax_by(kernel: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return softmax
 
 
-beside, threads = softmax_by(beside_kernel), softmax_by(threads_kernel)
-"""The softmax of every row: step three and step four of the chapter."""
+beside = softmax_by(beside_kernel)
+"""The softmax of every row: step three of the chapter."""
 
 
 # ---- what the compiler makes of it ---------------------------------------------------
@@ -396,8 +317,8 @@ def work(kernel: Any, n_cols: int, dtype: torch.dtype = torch.bfloat16) -> list[
 
     Returns:
         n_cols; the mean share of a row that lies in its ends, in percent; exponentials
-        of a thread for the body, and for the edges; instructions for each value;
-        barriers; KiB of rows that an SM holds.
+        of a thread for the body, and for the edges; instructions for each value; KiB
+        of rows that an SM holds.
     """
     x = torch.empty(4096, n_cols, dtype=dtype, device="meta")
     if kernel is tiled.softmax_kernel:
@@ -415,38 +336,52 @@ def work(kernel: Any, n_cols: int, dtype: torch.dtype = torch.bfloat16) -> list[
     each *= made.count(r"^    (?!NOP)", "sass")
     held = occupancy.of(made).blocks_per_sm * chosen["ROWS"] * n_cols * dtype.itemsize
     edges = made.count(r"ex2\.") - body
-    barriers = made.count(r"bar\.sync")
     in_ends = 100 * sum(ends) / len(ends) / n_cols
-    return [n_cols, in_ends, body, edges, each, barriers, held // 1024]
+    return [n_cols, in_ends, body, edges, each, held // 1024]
 
 
-def layouts(kernel: Any, n_cols: int) -> list[tuple[str, str, str]]:
-    """Where a kernel's edges lie, operation by operation, in Triton's TTGIR.
+def layouts(kernel: Any, n_cols: int) -> list[tuple[str, int, int]]:
+    """Which threads hold a kernel's edges, operation by operation, in Triton's TTGIR.
 
     Args:
-        kernel: that `launch_for` knows.
+        kernel: `head_kernel` or `beside_kernel`, whose edges are one block of places.
         n_cols: of contiguous bfloat16 rows.
 
     Returns:
-        Rows of operation, the block's shape, and the layout after the operation.
+        Rows of an operation, the values that a thread holds after it, and the number of
+        threads that hold different values. The others hold copies.
     """
     x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
     launch = launch_for(kernel, x)
-    rows, places = launch.constants["ROWS"], 2 * launch.constants["VECTOR"]
+    block = launch.constants["ROWS"], 2 * launch.constants["VECTOR"]
     text = compile.aot(launch).ttgir
-    sizes = r"sizePerThread = \[(.*?)\], threadsPerWarp = \[(.*?)\]"
-    names = {
-        name: f"[{each}] values in each of [{threads}] threads"
-        for name, each, threads in re.findall(rf"^#(\w+) = .*?{sizes}", text, re.M)
-    }
-    shape = rf"tensor<({rows}x{places}|{places}x{rows})x[^#]*#(\w+)>+"
-    found = re.findall(rf"((?:tt|ttg|math)\.\w+) .*{shape}$", text, re.M)
-    kept = "tt.load", "ttg.convert_layout", "math.exp2"
-    return [
-        (operation, block, names.get(layout, layout))
-        for operation, block, layout in found
-        if operation in kept
-    ]
+    lists = (rf"{name} = \[(\d+), (\d+)\]" for name in LAYOUT)
+    found = re.findall(rf"^#(\w+) = .*?{', '.join(lists)}", text, re.M)
+    held = {name: _held(block, [*map(int, numbers)]) for name, *numbers in found}
+    kept, shape = (
+        r"(tt\.load|ttg\.convert_layout|math\.exp2)",
+        "x".join(map(str, block)),
+    )
+    operations = re.findall(rf"{kept} .*tensor<{shape}x[^#]*#(\w+)>+$", text, re.M)
+    return [(operation, *held[layout]) for operation, layout in operations]
+
+
+LAYOUT = "sizePerThread", "threadsPerWarp", "warpsPerCTA"
+
+
+def _held(block: tuple[int, int], layout: list[int]) -> tuple[int, int]:
+    """The elements of a block that a thread holds, and the threads that differ.
+
+    Args:
+        block: its shape.
+        layout: LAYOUT's three pairs of numbers, one after the other.
+    """
+    threads = 1
+    for size, each, lanes, warps in zip(
+        block, layout[:2], layout[2:4], layout[4:], strict=True
+    ):
+        threads *= min(lanes * warps, max(1, size // each))
+    return math.prod(block) // threads, threads
 
 
 WORK = [
@@ -455,7 +390,6 @@ WORK = [
     "exp: body",
     "exp: edges",
     "instructions a value",
-    "barriers",
     "KiB on an SM",
 ]
 """The header of a table of `work`."""

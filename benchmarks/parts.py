@@ -3,7 +3,6 @@
 from benchmarks import parts
 parts.picture(13, 4)
 parts.judge(my_split)
-parts.places(13, 4)
 """
 
 import textwrap
@@ -13,10 +12,24 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from matplotlib.figure import Figure
 
-from kernels.lab import backend, check, show
+from kernels.lab import backend, check
+from kernels.lab.draw.card import (
+    ORANGE,
+    RULE,
+    SKY,
+    YELLOW,
+    Picture,
+    count,
+    power_of_two,
+    tint,
+)
+from kernels.lab.style import CARD, INK
 from kernels.tiled import exp_shifted
-from kernels.unaligned import edge_columns, split_row
+from kernels.unaligned import edge_columns
+
+FILLS = {"head": tint(ORANGE), "body": tint(SKY, 0.35), "tail": tint(YELLOW, 0.5)}
 
 
 def lengths(start: int, n_cols: int, vector: int) -> tuple[int, int, int]:
@@ -32,52 +45,47 @@ def lengths(start: int, n_cols: int, vector: int) -> tuple[int, int, int]:
     return head, body, n_cols - head - body
 
 
-def picture(n_cols: int, vector: int, n_rows: int = 5) -> None:
-    """Prints the rows of a contiguous matrix, in groups that an access can move.
+def picture(n_cols: int, vector: int) -> Figure:
+    """Draws rows of a contiguous matrix, cut into head, body and tail.
 
-    h is an element of the head, B of the body, t of the tail; a dot belongs to the row
-    before.
+    A box is an element, with its column in it. Four rows, or `vector` if that is less,
+    are enough: the next one lies as the first.
+
+    Args:
+        n_cols: the length of a row, at most 20.
+        vector: elements of an access, a power of two, at most 8.
     """
+    n_cols, vector = count("n_cols", n_cols, 20), power_of_two("vector", vector, 8)
+    n_rows = min(vector, 4)
+    gap, n_places = 0.9, n_cols + vector - 1
+    wide = min(5.0, (85 - gap * (n_places // vector)) / n_places)
+    title = f"Rows of {n_cols} values, accesses of {vector}"
+    pic, key = Picture(title, 16 + 11 * n_rows), 12 + 11 * n_rows
     for row in range(n_rows):
-        start = row * n_cols
-        head, body, tail = lengths(start, n_cols, vector)
-        text = "." * (start % vector) + "h" * head + "B" * body + "t" * tail
-        groups = [text[i : i + vector] for i in range(0, len(text), vector)]
-        print(f"row {row}:", " ".join(groups))
-
-
-@triton.jit
-def places_kernel(cols_ptr, n_cols, VECTOR: tl.constexpr):
-    """One program stores which column of its row each place of the edges holds.
-
-    Args:
-        cols_ptr: (n_rows, 2 * VECTOR), int32; -1 where a place holds no column.
-        n_cols: of a contiguous matrix.
-        VECTOR: elements of an access.
-    """
-    row = tl.program_id(0)
-    head, body = split_row(row * n_cols, n_cols, VECTOR)
-    edge = tl.arange(0, 2 * VECTOR)
-    cols, exists = edge_columns(edge, head, body, n_cols, VECTOR)
-    tl.store(cols_ptr + row * 2 * VECTOR + edge, tl.where(exists, cols, -1))
-
-
-def places(n_cols: int, vector: int, n_rows: int = 4) -> show.Table:
-    """Which column of a row each place of its edges holds, as a kernel stores it.
-
-    Args:
-        n_cols, n_rows: of a contiguous matrix.
-        vector: elements of an access, a power of two.
-    """
-    shape = n_rows, 2 * vector
-    cols = torch.empty(shape, dtype=torch.int32, device=backend.DEVICE)
-    places_kernel[(n_rows,)](cols, n_cols, VECTOR=vector)
-    header = [f"{part} {i}" for part in ("h", "t") for i in range(vector)]
-    rows = [
-        [row, *("." if col < 0 else col for col in found)]
-        for row, found in enumerate(cols.tolist())
-    ]
-    return show.table(rows, ["row", *header])
+        start, y = row * n_cols, 11.5 + 11 * row
+        before, ends = start % vector, lengths(start, n_cols, vector)
+        names = [name for name, n in zip(FILLS, ends, strict=True) for _ in range(n)]
+        pic.text(2.5, y + 2.2, f"row {row}")
+        for place in range(before + n_cols):
+            col, group = place - before, place // vector
+            x = 12 + wide * place + gap * group
+            if place % vector == 0:
+                pic.quiet(x + wide / 2, y - 1.7, str(start + col))
+            name = names[col] if col >= 0 else ""
+            gid = f"{name} {start + col}" if name else "before"
+            text = str(col) if name else ""
+            pic.box((x, y, wide, 4.4), text, FILLS.get(name, CARD), gid=gid)
+            if not name:
+                pic.outline((x, y, wide, 4.4), edgecolor=RULE, linestyle=":")
+            elif name == "body" and place % vector == vector - 1:
+                left = x - (vector - 1) * wide
+                pic.outline((left, y, vector * wide, 4.4), linewidth=1.8)
+    for x, name in zip((12, 26, 61), FILLS, strict=True):
+        frame = {"edgecolor": INK, "linewidth": 1.8} if name == "body" else {}
+        text = "body; a frame is one access" if name == "body" else name
+        pic.key(x, key, text, FILLS[name], **frame)
+    pic.key(74, key, "the row before", CARD, edgecolor=RULE, linestyle=":")
+    return pic.figure
 
 
 # ---- the learner's split -------------------------------------------------------------

@@ -44,7 +44,7 @@ def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
 
 @triton.jit
 def find_rows(rows, matrix, VECTOR):
-    """Returns where rows start, and the lengths of their heads, bodies and of all.
+    """Returns each row's start, the lengths of its head and its body, and its length.
 
     Starts count from an aligned address. A row that the matrix lacks has length 0.
     """
@@ -183,10 +183,10 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 def choose_config(n_cols: int, element_size: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    Short rows have so few threads that each has one row, and loads all of its values at
-    once; two warps, or four where threads hold few bytes. A tile of longer rows has
-    about TILE_BYTES (twice that at 16 bits) or one row, and a thread for each place of
-    a row's edges.
+    A tile of short rows has two warps, or four where threads hold few bytes, and so
+    many rows that each thread has values of one row. A tile of longer rows has about
+    TILE_BYTES (twice that at 16 bits) or one row, and a thread for each place of a
+    row's edges.
     """
     is_short, vector = n_cols * element_size < SHORT_BYTES, 16 // element_size
     if is_short:

@@ -130,7 +130,7 @@ def test_accesses_are_16_bytes_wide_or_fewer_elements_of_short_rows():
 
 
 @pytest.mark.parametrize("dtype", [HALF, SINGLE])
-def test_a_thread_has_one_short_row_and_loads_it_at_once(dtype):
+def test_a_thread_has_values_of_one_short_row(dtype):
     size = dtype.itemsize
     for n_cols in range(1, tiled.SHORT_BYTES // size):
         config = unaligned.choose_config(n_cols, size)

@@ -1,27 +1,49 @@
 """A row's head, body and tail are what the kernel takes, and are judged in words."""
 
+import itertools
+
 import pytest
 
 from benchmarks import parts
+from kernels import unaligned
+from tests.lab.pictures import boxes, gids
 
 
-def test_the_picture_shows_every_value(capsys):
-    parts.picture(13, 4)
-    lines = [line.split(": ")[1] for line in capsys.readouterr().out.splitlines()]
-    assert lines[:2] == ["BBBB BBBB BBBB t", ".hhh BBBB BBBB tt"]
-    for line in lines:
-        assert sum(line.count(part) for part in "hBt") == 13
+def test_the_picture_cuts_each_row_as_the_text_does():
+    drawn = gids(parts.picture(13, 4))
+    named = dict(reversed(gid.split()) for gid in drawn if " " in gid)
+    assert [*map(int, named)] == list(range(4 * 13))
+    row = [named[str(13 + col)] for col in range(13)]
+    assert row == ["head"] * 3 + ["body"] * 8 + ["tail"] * 2
+    assert drawn["before"] == 0 + 1 + 2 + 3
+
+
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_every_picture_fits_its_card(vector):
+    for n_cols in (1, 3, 13, 16, 20):
+        for box in boxes(parts.picture(n_cols, vector), "body"):
+            assert box.get_x() + box.get_width() <= 97.5
+
+
+def test_a_row_too_long_to_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="from 1 to 20"):
+        parts.picture(21, 4)
+    with pytest.raises(ValueError, match="power of two"):
+        parts.picture(13, 3)
 
 
 @pytest.mark.parametrize("vector", [2, 4, 8])
-def test_lengths_are_the_kernels(vector):
-    for n_cols in (1, 3, 13, 16, 33):
-        found = parts.places(n_cols, vector, n_rows=vector).to_numpy().tolist()
-        for row, cols in enumerate(found):
-            head, body, tail = parts.lengths(row * n_cols, n_cols, vector)
-            held = [str(col) for col in (*range(head), *range(head + body, n_cols))]
-            assert [col for col in cols if col != "."] == held
-            assert head + body + tail == n_cols
+def test_lengths_add_up_and_bodies_are_aligned(vector):
+    for n_cols, start in itertools.product((1, 3, 13, 16, 33), range(vector)):
+        head, body, tail = parts.lengths(start, n_cols, vector)
+        assert head + body + tail == n_cols
+        assert not body or (start + head) % vector == body % vector == 0
+        assert max(head, tail) < vector
+
+
+def test_the_kernels_split_is_judged_right(capsys):
+    parts.judge(unaligned.split_row)
+    assert "every body is aligned" in capsys.readouterr().out
 
 
 # ---- the learner's split -------------------------------------------------------------
