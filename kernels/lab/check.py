@@ -3,7 +3,7 @@
 A kernel that is right on one random matrix may still read a neighbour's memory, write
 past a row's end or lose a NaN. `check.softmax` tries plain inputs first, then odd ones.
 It stops at the first input that goes wrong and says what it found, and the likely cause
-where `verdict` can tell. `check.rows` does the same for any other function of rows.
+where `causes` can tell. `check.rows` does the same for any other function of rows.
 
 Values are compared with PyTorch's softmax of the same rounded input, in float64. This
 comparison alone would miss much, so three traps are set as well:
@@ -31,12 +31,11 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend, models, verdict
+from kernels.lab import backend, causes, models, verdict
 from kernels.lab.cases import LAYOUTS, VALUES, Case, plan
+from kernels.lab.causes import Operator
 from kernels.lab.guards import GuardAllocations, Guarded, poison_of
 from kernels.lab.verdict import Failure, Fault, Summary, label, name_of
-
-Operator = Callable[[torch.Tensor], torch.Tensor]
 
 __all__ = [
     "LAYOUTS",
@@ -405,7 +404,7 @@ def _wrong_value(
     row = bad_rows.nonzero()[0].item()
     poison = poison_of(dtype)
     unwritten = got[row] == poison
-    evidence = verdict.Evidence(
+    evidence = causes.Evidence(
         memory=trap.buffer.cpu().double(),
         start=trap.start,
         strides=trap.tensor.stride(),
@@ -417,7 +416,7 @@ def _wrong_value(
         unwritten=unwritten,
     )
     known = {"softmax": wanted.softmax, "mistakes": wanted.mistakes}
-    cause = verdict.cause(evidence, wanted.operator, **known)
+    cause = causes.cause(evidence, wanted.operator, **known)
     fail = functools.partial(fail, row=row, kind=case.kinds[row], cause=cause)
 
     scaled = differs(got[row] / sums[row], right[row], allowed[row])

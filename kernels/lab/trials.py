@@ -46,7 +46,14 @@ class Outcome:
 def run(
     trial: Callable[..., Outcome], sources: dict[str, list[str]], *args: Any
 ) -> Any:
-    """Runs a trial of a notebook's functions, whose source lines are `sources`."""
+    """Runs a trial.
+
+    Args:
+        trial: what to run.
+        sources: for each file or cell of the learner's functions, its lines. Sentences
+            quote them, and this process may have no other way to read them.
+        args: of the trial.
+    """
     for filename, lines in sources.items():
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
@@ -61,10 +68,8 @@ def run(
 
 
 def _out_of_bounds(error: Exception, function: Callable) -> str:
-    words = verdict.raised(error, function).removeprefix("OutOfBounds: ")
-    return (
-        f"An access is out of bounds. {words}. Is it masked, and is its offset right?"
-    )
+    said = verdict.raised(error, function).removeprefix("OutOfBounds: ")
+    return f"An access is out of bounds. {said}. Is it masked, and is its offset right?"
 
 
 # ---- rows ----------------------------------------------------------------------------
