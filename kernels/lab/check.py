@@ -80,9 +80,7 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.bfloat16: Tolerance(relative=4, absolute=1 / 256, total=2),
 }
 TRUNCATION = 2  # truncating errs by up to eps, rounding by up to eps/2
-
-
-ROUNDINGS = 16  # allowed error of any other function
+ROUNDINGS = 16  # the allowed error of any other function, see `tolerance`
 
 
 def eps_of(dtype: torch.dtype) -> float:
@@ -116,11 +114,11 @@ def sensitivity(
         operator: returns the right result of the arguments.
         args: tensors and numbers; floating-point tensors are changed, in float64.
         right: the right result.
-        dtype: the one whose rounding it is.
+        dtype: the one that the change rounds to.
 
     Returns:
-        For each element of `right` the largest distance in its row; 0 for one that is
-        infinite or NaN.
+        For each element of `right`, the largest distance in its row. Elements that are
+        infinite or NaN have no distance.
     """
     eps, nudged = eps_of(dtype), list(args)
     for i, arg in enumerate(args):

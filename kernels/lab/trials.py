@@ -311,39 +311,47 @@ def _wrong_result(
         if one.dtype != dtype:
             names = name_of(one.dtype), name_of(dtype)
             return f"{name} returns {names[0]} for {what}, not {names[1]}."
-        right, found = check.in_range(right, dtype), one.detach().cpu().double()
-        moved = check.sensitivity(_part(reference, i), exact, right, dtype)
-        wrong = check.differs(found, right, check.tolerance(right, moved, dtype))
-        if wrong.any():
-            which = "the result" if len(wanted) == 1 else f"result {i}"
-            said = f"With {what}, {_first(wrong, found, right, which, dtype)}."
-            for sentence, mistaken in mistakes.items():
-                other = _part(mistaken, i)(*exact)
-                if other.shape != found.shape:
-                    continue
-                other = check.in_range(other, dtype)
-                allowed = check.tolerance(other, moved, dtype)
-                if not check.differs(found, other, allowed).any():
-                    return f"{said} {sentence}"
-            return said
+        which = "the result" if len(wanted) == 1 else f"result {i}"
+        known = {said: _part(mistaken, i) for said, mistaken in mistakes.items()}
+        right = check.in_range(right, dtype)
+        said = _wrong_value(which, one, right, _part(reference, i), exact, known)
+        if said:
+            return f"With {what}, {said}"
     return None
 
 
-def _first(
-    wrong: torch.Tensor,
-    found: torch.Tensor,
-    right: torch.Tensor,
+def _wrong_value(
     which: str,
-    dtype: torch.dtype,
-) -> str:
-    """The first wrong element of a result and its value, in words."""
+    got: torch.Tensor,
+    right: torch.Tensor,
+    reference: Callable,
+    args: Sequence,
+    mistakes: Mapping[str, Callable],
+) -> str | None:
+    """Names the first wrong element of a result, and a known mistake that makes it."""
+    dtype, found = got.dtype, got.detach().cpu().double()
+    moved = check.sensitivity(reference, args, right, dtype)
+
+    def differs(other: torch.Tensor) -> torch.Tensor:
+        return check.differs(found, other, check.tolerance(other, moved, dtype))
+
+    wrong = differs(right)
+    if not wrong.any():
+        return None
     place = tuple(wrong.nonzero()[0].tolist())
-    where = f"element {place[0] if len(place) == 1 else place}"
-    where = f"{where if place else 'the value'} of {which}"
-    value, wanted = found[place].item(), right[place].item()
+    where = (
+        f"element {place[0] if len(place) == 1 else place}" if place else "the value"
+    )
+    value = found[place].item()
+    is_what = f"is {value:.5g}, not {right[place].item():.5g}"
     if value == poison_of(dtype):
-        return f"{where} is never written"
-    return f"{where} is {value:.5g}, not {wanted:.5g}"
+        is_what = "is never written"
+    said = f"{where} of {which} {is_what}."
+    for sentence, mistaken in mistakes.items():
+        other = check.in_range(mistaken(*args), dtype)
+        if other.shape == found.shape and not differs(other).any():
+            return f"{said} {sentence}"
+    return said
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
