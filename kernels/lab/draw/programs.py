@@ -206,8 +206,8 @@ def fusion(eager: Any, fused: Any) -> Figure:
     totals = [sum(read + written for _, read, written in c) for c in chains.values()]
     count("the number of values that a chain moves", min(totals))
     most = max(max(row[1:]) for chain in chains.values() for row in chain)
-    pic = Picture("Every kernel reads from DRAM and writes to DRAM", 59)
-    pic.box((14, 12, 83, 5), "DRAM", tint(GREY, 0.25), edgecolor=INK)
+    pic = Picture("Every kernel reads its input and writes its result", 59)
+    pic.box((14, 12, 83, 5), "memory", tint(GREY, 0.25), edgecolor=INK)
     pic.quiet(2.5, 36, "kernels", "left")
     pic.line((2.5, 97), (43.5, 43.5))
     pic.text(2.5, 46.5, "values read", color=BLUE)
