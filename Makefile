@@ -64,7 +64,7 @@ book: $(call ready,book)
 
 # Where Playwright or Chromium is missing, the tests are skipped, and say so.
 browser: book $(call ready,browser) $(BROWSER)
-	$(PY) -m pytest -n 0 tests/browser/test_pages.py $(ARGS)
+	$(PY) -m pytest -n 0 tests/browser --ignore=tests/browser/test_lab.py $(ARGS)
 
 browser-lab: $(call ready,browser) $(BROWSER)
 	$(PY) -m pytest -n 0 -s tests/browser/test_lab.py $(ARGS)

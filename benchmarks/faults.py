@@ -29,7 +29,7 @@ import triton
 import triton.language as tl
 
 from kernels import debugging
-from kernels.lab import backend
+from kernels.lab import backend, description
 from kernels.lab.record import Unavailable
 
 LIMIT_S = 150  # for a command
@@ -197,7 +197,7 @@ def debug(name: str, kernel: Any, line: str, commands: Iterable[str]) -> str:
     )
     path = Path(inspect.getsourcefile(kernel.fn)).relative_to(backend.ROOT)
     start = ["-c", f"break {path}:{at}, row == 1", "-c", "continue"]
-    backend.require_interpreter()
+    description.require_interpreter()
     commands = [*commands]
     done = subprocess.run(
         [sys.executable, "-m", "pdb", *start, "-m", "benchmarks.faults", name],

@@ -24,7 +24,8 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-ROW_BYTES = 65536  # of a row, for each SM: longer rows leave others too little room
+LONG_BYTES = 60000  # of a row, for each SM: from here, larger parts are faster (H200)
+ROW_BYTES = 98304  # of a row, for each SM: beyond, `online` is faster (H200)
 PATIENCE = 50  # looks for others' words, about 0.4 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
@@ -202,16 +203,19 @@ def choose_config(
     returns the last arguments; rows that the output places elsewhere move by elements.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
-    n_bytes = n_rows * row_bytes
-    if n_bytes < FEW_BYTES * sms:
-        vector = vector if vector * element_size == 16 else 1  # one kernel less
-        part_bytes = min(max(8192, launch.power_of_2(row_bytes) // 64), 32768)
-        num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
-    else:
-        by_elements = vector == 1 and not same_shift
-        part_bytes = 8192 * element_size if by_elements else 32768
-        num_warps, maxnreg = 4, 96
+    few = n_rows * row_bytes < FEW_BYTES * sms
+    if few and vector * element_size < 16:
+        vector = 1  # one kernel less
     edges = vector == 1 and same_shift
+    part_bytes, num_warps, maxnreg = 32768, 4, 96
+    if few:
+        length = launch.power_of_2(row_bytes)
+        part_bytes = min(max(8192, length // 64), max(16384, length // 256), 32768)
+        num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
+    elif vector == 1 and not edges:  # by elements
+        part_bytes = 8192 * element_size
+    elif row_bytes >= LONG_BYTES * sms // (4 if edges else 1):
+        part_bytes, maxnreg = 65536, 168
     vector = 16 // element_size if edges else vector
     block_cols = part_bytes // element_size
     n_parts = launch.power_of_2(count_parts(n_cols, block_cols, vector))
@@ -222,10 +226,9 @@ def choose_config(
 def are_resident(
     n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
 ) -> bool:
-    """Whether the current GPU runs all programs of a row at once, and others beside.
+    """Whether the current GPU runs all programs of a row at once, and it pays.
 
-    While a row's programs wait for each other, other rows' programs load. A row of
-    more than ROW_BYTES leaves them too little room. Args: as for `choose_config`.
+    Rows of more than ROW_BYTES for each SM don't. Args: as for `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)

@@ -124,6 +124,7 @@ def softmax_kernel(
         THREADS: of a row, a power of two.
     """
     matrix = n_rows, n_cols, input_row_stride, input_shift
+    # From an aligned address on, so that the compiler can tell where bodies start.
     input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
     first_row = tl.program_id(0) * ROWS
@@ -141,7 +142,7 @@ def softmax_kernel(
             input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
         )
         row_max = tl.maximum(row_max, own_max(rest))
-    row_max = tl.max(row_max, axis=2, keep_dims=True)
+    row_max = tl.max(row_max, axis=2, keep_dims=True)  # over the row's threads
 
     numerator = exp_shifted(widen(x), row_max)
     edge_numerator = exp_shifted(edges, row_max)

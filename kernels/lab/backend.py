@@ -70,9 +70,7 @@ def _choose_world() -> bool:
 INTERPRETED: bool = _choose_world()
 DEVICE: str = "cpu" if INTERPRETED else "cuda"
 
-import numpy  # noqa: E402
 import torch  # noqa: E402 - a PyTorch that imports Triton finds the world chosen
-import triton  # noqa: E402
 
 if INTERPRETED:  # NumPy warns of inf - inf; a GPU makes its NaN in silence
     warnings.filterwarnings(
@@ -85,23 +83,6 @@ if os.environ.get("COURSE_GPU_GB") and not INTERPRETED and not obstacle():
     from kernels.lab.description import limit_memory
 
     limit_memory(os.environ["COURSE_GPU_GB"])
-
-
-@functools.cache
-def require_interpreter() -> None:
-    """Checks that Triton's interpreter works with the NumPy that is installed.
-
-    Raises:
-        RuntimeError: Triton 3.6 cannot take a loop's bound from NumPy 2.4 or newer.
-    """
-    versions = [package.__version__.split(".") for package in (triton, numpy)]
-    of_triton, of_numpy = ([int(part) for part in parts[:2]] for parts in versions)
-    if of_triton < [3, 7] and of_numpy >= [2, 4]:
-        raise RuntimeError(
-            f"the interpreter of triton {triton.__version__} does not work with NumPy "
-            f"2.4 or newer, got NumPy {numpy.__version__}; install 'numpy<2.4', or "
-            "triton 3.7 or newer"
-        )
 
 
 def describe(*needs: str) -> str:

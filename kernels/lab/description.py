@@ -6,9 +6,11 @@ COURSE_MEASURE=recorded in the environment, a GPU runs kernels and times are rec
 ones; the sentence says so.
 """
 
+import functools
 import os
 import subprocess
 
+import numpy
 import torch
 import triton
 
@@ -86,6 +88,23 @@ def describe(*needs: str) -> str:
             ),
         ]
     )
+
+
+@functools.cache
+def require_interpreter() -> None:
+    """Checks that Triton's interpreter works with the NumPy that is installed.
+
+    Raises:
+        RuntimeError: Triton 3.6 cannot take a loop's bound from NumPy 2.4 or newer.
+    """
+    versions = [package.__version__.split(".") for package in (triton, numpy)]
+    of_triton, of_numpy = ([int(part) for part in parts[:2]] for parts in versions)
+    if of_triton < [3, 7] and of_numpy >= [2, 4]:
+        raise RuntimeError(
+            f"the interpreter of triton {triton.__version__} does not work with NumPy "
+            f"2.4 or newer, got NumPy {numpy.__version__}; install 'numpy<2.4', or "
+            "triton 3.7 or newer"
+        )
 
 
 def driver_version() -> str:

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend, clock, process, trials, verdict
+from kernels.lab import backend, clock, description, process, trials, verdict
 from kernels.lab.cases import FINITE
 from kernels.lab.process import Helper
 from kernels.lab.progress import chapter, note, progress
@@ -362,7 +362,7 @@ def _judged(function: Any, stages: Iterable[Stage], name: str | None) -> Verdict
 def _interpreter_works() -> bool:
     """Whether Triton's interpreter works with this NumPy; without a GPU it must."""
     try:
-        backend.require_interpreter()
+        description.require_interpreter()
     except RuntimeError:
         if backend.INTERPRETED:
             raise

@@ -20,7 +20,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from kernels.lab import backend, direct
+from kernels.lab import backend, description, direct
 from kernels.lab.direct import span
 
 DTYPES = (*backend.DTYPES, torch.float64)
@@ -196,7 +196,7 @@ def validate_rows(
             "takes it as it is"
         )
     if backend.INTERPRETED:
-        backend.require_interpreter()
+        description.require_interpreter()
 
 
 def has_tangent(x: torch.Tensor) -> bool:

@@ -41,7 +41,7 @@ import triton
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from kernels.lab import backend
+from kernels.lab import backend, description
 
 WORLDS = ("compiler", "interpreter")
 
@@ -67,7 +67,7 @@ def call_in(world: str, function: Callable, /, *args: Any, **kwargs: Any) -> Any
     if world not in WORLDS:
         raise ValueError(f"world must be one of {WORLDS}, got {world!r}")
     if world == "interpreter":
-        backend.require_interpreter()
+        description.require_interpreter()
         if backend.INTERPRETED:
             return function(*args, **kwargs)
     return _helper(world).call(function, args, kwargs)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import triton
 
-from kernels.lab import backend
+from kernels.lab import backend, description
 from kernels.lab.guards import POISON, GuardAllocations, Guarded
 from kernels.lab.verdict import raised, unfinished
 
@@ -93,7 +93,7 @@ def validate(a: torch.Tensor, b: torch.Tensor, softmax_cols: int | None = None) 
             f"kernel, got {b.shape[1]}; call torch.softmax on the product"
         )
     if backend.INTERPRETED:
-        backend.require_interpreter()
+        description.require_interpreter()
 
 
 def launched(kernel: Any, block: int = 16) -> Product:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend
+from kernels.lab import backend, description
 from tests.helpers import fake_gpu
 
 
@@ -149,10 +149,10 @@ def versions(monkeypatch):
     def pretend(triton_version: str, numpy_version: str) -> None:
         monkeypatch.setattr(triton, "__version__", triton_version)
         monkeypatch.setattr(numpy, "__version__", numpy_version)
-        backend.require_interpreter.cache_clear()
+        description.require_interpreter.cache_clear()
 
     yield pretend
-    backend.require_interpreter.cache_clear()
+    description.require_interpreter.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def versions(monkeypatch):
 )
 def test_interpreter_works_with_its_numpy(versions, of_triton, of_numpy):
     versions(of_triton, of_numpy)
-    backend.require_interpreter()
+    description.require_interpreter()
 
 
 def test_old_interpreter_with_new_numpy_is_refused_when_a_kernel_runs(versions):
     versions("3.6.0", "2.4.1")
     cure = r"triton 3\.6\.0 .* got NumPy 2\.4\.1; install 'numpy<2\.4', or triton 3\.7"
     with pytest.raises(RuntimeError, match=cure):
-        backend.require_interpreter()
+        description.require_interpreter()
     x = torch.ones(2, 3, device=backend.DEVICE)
     if backend.INTERPRETED:
         with pytest.raises(RuntimeError, match=cure):
@@ -185,7 +185,7 @@ import triton
 numpy.__version__, triton.__version__ = "2.4.1", "3.6.0"
 from kernels.lab import backend, description
 try:
-    backend.require_interpreter()
+    description.require_interpreter()
 except RuntimeError:
     print("refused when it is needed")
 """

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels import strided
-from kernels.lab import backend, judge, progress
+from kernels.lab import backend, description, judge, progress
 
 FAST = {"layouts": ["contiguous"], "dtypes": [torch.float32], "max_cols": 9}
 
@@ -447,9 +447,10 @@ def test_an_offset_that_overflows_is_caught_before_it_is_used():
     right = lambda x: x.sum(dim=1).float()  # noqa: E731
     wide = lambda x: far_sum(x, wide=True)  # noqa: E731
     assert judge.operator(wide, right, far_rows, **options)
-    assert "load at offset -2147483648 of input_ptr" in said(
-        judge.operator(far_sum, right, far_rows, **options)
-    )
+    wrong = said(judge.operator(far_sum, right, far_rows, **options))
+    assert "load at offset -2147483648 of input_ptr" in wrong
+    assert "An element lies at 2147483648, too large for a signed integer" in wrong
+    assert wrong.endswith("Did a product overflow?")
 
 
 # ---- formulas ------------------------------------------------------------------------
@@ -521,7 +522,7 @@ def test_an_interpreter_that_does_not_work_is_left_out_on_a_gpu(gpu, monkeypatch
     def refuse():
         raise RuntimeError("not with this NumPy")
 
-    monkeypatch.setattr(backend, "require_interpreter", refuse)
+    monkeypatch.setattr(description, "require_interpreter", refuse)
     gpu["compiler"] = Stage(judge.Outcome(None, "4 inputs"))
     assert of_rows(row_sum)
     monkeypatch.setattr(backend, "INTERPRETED", True)

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend, process
+from kernels.lab import backend, description, process
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def test_interpreter_that_cannot_run_is_refused_before_a_process_starts(monkeypa
     def refuse():
         raise RuntimeError("install 'numpy<2.4'")
 
-    monkeypatch.setattr(backend, "require_interpreter", refuse)
+    monkeypatch.setattr(description, "require_interpreter", refuse)
     monkeypatch.setattr(process.Helper, "start", lambda helper: pytest.fail("started"))
     with pytest.raises(RuntimeError, match=r"numpy<2\.4"):
         process.call_in("interpreter", abs, -1)
