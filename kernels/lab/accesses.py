@@ -25,7 +25,14 @@ from triton.runtime.errors import InterpreterError
 
 
 class OutOfBounds(IndexError):
-    """A kernel was about to touch memory that is no element of its tensor."""
+    """A kernel was about to touch memory that is no element of its tensor.
+
+    Attributes:
+        meant: the offset of an element, if an overflow of 32 bits turns it into the one
+            that was used; else None.
+    """
+
+    meant: int | None = None
 
 
 def add(
@@ -88,10 +95,20 @@ class View:
             inside &= self.has((start + byte) // self.itemsize)
         return inside
 
+    def outside(self, start: int, width: int) -> int:
+        """The first offset of an access that is no element's."""
+        offsets = (start + np.arange(0, width, self.itemsize)) // self.itemsize
+        return int(offsets[np.argmin(self.has(offsets))])
+
+    def meant(self, offset: int) -> int | None:
+        """The offset of an element that an overflow of 32 bits turns into this one."""
+        equal = np.arange(2**31 + (offset - 2**31) % 2**32, self.span, 2**32)
+        found = equal[self.has(equal) & (equal != offset)]
+        return int(found[0]) if found.size else None
+
     def describe(self, start: int, width: int) -> str:
         """Says in words where an access lies that is not allowed."""
-        offsets = (start + np.arange(0, width, self.itemsize)) // self.itemsize
-        offset = int(offsets[np.argmin(self.has(offsets))])
+        offset = self.outside(start, width)
         if self.span == 0:
             place = "which has no elements"
         elif offset < 0:
@@ -175,20 +192,23 @@ class _Launch:
         if inside.all():
             return
         first = int(np.argmin(inside))
-        number = int(numbers[first])
+        number, meant = int(numbers[first]), None
         if 1 <= number <= len(self.views):
             view = self.views[number - 1]
             start = int(addresses[first]) - (number << _TAG_BITS) - view.start
             place = view.describe(start, width)
+            meant = view.meant(view.outside(start, width))
         else:
             place = "an address that no tensor argument leads to"
         program = interpreter.interpreter_builder.grid_idx[: len(_grid())]
         element = tuple(map(int, np.unravel_index(lanes[first], shape)))
-        raise OutOfBounds(
+        error = OutOfBounds(
             f"{self.kernel}, program {_plain(program)}: {kind} at {place}\n"
             f"{np.count_nonzero(~inside)} of {math.prod(shape)} elements are outside, "
             f"the first is element {_plain(element)}"
         )
+        error.meant = meant
+        raise error
 
 
 _DIRECTIONS = {

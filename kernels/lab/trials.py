@@ -67,9 +67,15 @@ def run(
     return outcome
 
 
-def _out_of_bounds(error: Exception, function: Callable) -> str:
+def _out_of_bounds(error: accesses.OutOfBounds, function: Callable) -> str:
     said = verdict.raised(error, function).removeprefix("OutOfBounds: ")
-    return f"An access is out of bounds. {said}. Is it masked, and is its offset right?"
+    said = f"An access is out of bounds. {said}."
+    if error.meant is None:
+        return f"{said} Is it masked, and is its offset right?"
+    return (
+        f"{said} An element lies at {error.meant}, too large for a signed integer of "
+        "32 bits. Did a product overflow?"
+    )
 
 
 # ---- rows ----------------------------------------------------------------------------

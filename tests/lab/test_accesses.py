@@ -38,7 +38,11 @@ def test_has_exactly_the_elements_of_the_view(view):
 def test_offsets_beyond_32_bits():
     span = 2**31 + 8
     far = torch.empty(span, dtype=torch.int8)  # reserved, not touched
-    assert View(far).has(np.array([span - 1, span])).tolist() == [True, False]
+    view = View(far)
+    assert view.has(np.array([span - 1, span])).tolist() == [True, False]
+    assert view.meant(-(2**31)) == 2**31 and view.meant(8 - 2**31) is None
+    assert view.meant(-8) is None and view.meant(span) is None
+    assert View(far[:4]).meant(-4) is None
 
 
 @pytest.mark.parametrize(
