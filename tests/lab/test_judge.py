@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels import strided
-from kernels.lab import backend, judge, progress
+from kernels.lab import backend, description, judge, progress
 
 FAST = {"layouts": ["contiguous"], "dtypes": [torch.float32], "max_cols": 9}
 
@@ -522,7 +522,7 @@ def test_an_interpreter_that_does_not_work_is_left_out_on_a_gpu(gpu, monkeypatch
     def refuse():
         raise RuntimeError("not with this NumPy")
 
-    monkeypatch.setattr(backend, "require_interpreter", refuse)
+    monkeypatch.setattr(description, "require_interpreter", refuse)
     gpu["compiler"] = Stage(judge.Outcome(None, "4 inputs"))
     assert of_rows(row_sum)
     monkeypatch.setattr(backend, "INTERPRETED", True)
