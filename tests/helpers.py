@@ -66,6 +66,25 @@ def matrix(
     return view.copy_(values)
 
 
+def meta_matrix(
+    n_rows: int,
+    n_cols: int,
+    dtype: torch.dtype = torch.float32,
+    *,
+    stride: int | None = None,
+    offset: int = 0,
+) -> torch.Tensor:
+    """A matrix without memory: enough for a launch, and for compiling it for any GPU.
+
+    Args:
+        n_rows, n_cols, dtype: of the matrix.
+        stride, offset: as for `matrix`.
+    """
+    stride = n_cols if stride is None else stride
+    flat = torch.empty(offset + n_rows * stride, dtype=dtype, device="meta")
+    return flat.as_strided((n_rows, n_cols), (stride, 1), offset)
+
+
 # ---- tensors of any rank and layout, and inputs of one chapter's kernel -------------
 
 STEMS = {
@@ -155,6 +174,33 @@ def assert_right(y: torch.Tensor, x: torch.Tensor, dim: int = -1) -> None:
     """
     wanted = expected(x, dim)
     torch.testing.assert_close(y, wanted, equal_nan=True, **TOLERANCES[x.dtype])
+
+
+# How far a gradient may be off, as a share of |y| (|g| + sum |g y|): the terms that are
+# added may cancel. float16 also flushes what is far below its smallest number.
+GRADIENT_TOLERANCES: dict[torch.dtype, dict[str, float]] = {
+    torch.float32: {"rtol": 2.0**-19, "atol": 1e-37},
+    torch.float16: {"rtol": 2.0**-9, "atol": 1e-7},
+    torch.bfloat16: {"rtol": 2.0**-6, "atol": 1e-37},
+}
+
+
+def assert_is_gradient(
+    x: torch.Tensor, g: torch.Tensor, y: torch.Tensor, dim: int = -1
+) -> None:
+    """Asserts that x is a softmax's gradient, made of y and of g, the gradient for y.
+
+    It must be contiguous, of y's shape and on its device. NaN is right where float64
+    has it.
+    """
+    assert (x.shape, x.device, x.is_contiguous()) == (y.shape, y.device, True)
+    g64, y64 = g.double(), y.double()
+    products = g64 * y64
+    expected = products - y64 * products.sum(dim, keepdim=True)
+    scale = y64 * (g64.abs() + products.abs().sum(dim, keepdim=True))
+    off = GRADIENT_TOLERANCES[x.dtype]
+    near = (x.double() - expected).abs() <= off["rtol"] * scale + off["atol"]
+    assert (near | (x.isnan() & expected.isnan())).all()
 
 
 # ---- wrong kernels -------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from benchmarks import cuda_faults
 from kernels import cuda
 from kernels.lab import backend, check, gpu, nvrtc, record
-from tests.helpers import assert_right, matrix
+from tests.helpers import assert_right, matrix, meta_matrix
 
 H200, T4 = gpu.named("H200"), gpu.named("T4")
 GPUS = ("T4", "A100", "RTX 3090", "L4", "H200", "B200", "RTX 5090")
@@ -38,14 +38,10 @@ def changed(monkeypatch, tmp_path):
         assert old in text
         (tmp_path / file).write_text(text.replace(old, new))
         monkeypatch.setattr(cuda, "SOURCES", tmp_path)
-        monkeypatch.setattr(cuda, "plan", cuda.plan.__wrapped__)
+        unwrapped = cuda.choose_config.__wrapped__
+        monkeypatch.setattr(cuda, "choose_config", unwrapped)
 
     return change
-
-
-def meta(n_rows, n_cols, dtype=torch.float32, *, stride=None, offset=0):
-    flat = torch.empty(offset + n_rows * (stride or n_cols), dtype=dtype, device="meta")
-    return flat.as_strided((n_rows, n_cols), (stride or n_cols, 1), offset)
 
 
 # ---- compiling -----------------------------------------------------------------------
@@ -91,9 +87,9 @@ def test_a_butterfly_of_24_lanes_is_refused_by_the_template():
 
 
 def test_a_row_beyond_the_registers_spills():
-    spilling = cuda.plan(8, 8192, torch.float32, 4, "warp", on=H200).compiled
+    spilling = cuda.choose_config(8, 8192, torch.float32, 4, "warp", on=H200).compiled
     assert spilling.spills > 0
-    whole = cuda.plan(8, 4096, torch.float32, 4, "warp", on=H200).compiled
+    whole = cuda.choose_config(8, 4096, torch.float32, 4, "warp", on=H200).compiled
     assert whole.spills == 0 and whole.registers > 128  # the row's values
 
 
@@ -119,18 +115,18 @@ def test_the_faulty_kernels_compile(file):
 @pytest.mark.parametrize(
     ("x", "pack"),
     [
-        (meta(4, 64), 4),  # 16 bytes
-        (meta(4, 64, torch.float16), 8),
-        (meta(4, 60, torch.bfloat16), 4),
-        (meta(4, 62, torch.float16), 2),
-        (meta(4, 63), 1),
-        (meta(4, 64, stride=66), 2),
-        (meta(1, 64, stride=67), 4),  # one row has no stride
-        (meta(4, 64, torch.float16, stride=80, offset=8), 8),
+        (meta_matrix(4, 64), 4),  # 16 bytes
+        (meta_matrix(4, 64, torch.float16), 8),
+        (meta_matrix(4, 60, torch.bfloat16), 4),
+        (meta_matrix(4, 62, torch.float16), 2),
+        (meta_matrix(4, 63), 1),
+        (meta_matrix(4, 64, stride=66), 2),
+        (meta_matrix(1, 64, stride=67), 4),  # one row has no stride
+        (meta_matrix(4, 64, torch.float16, stride=80, offset=8), 8),
     ],
 )
 def test_the_pack_divides_rows_and_strides(x, pack):
-    assert cuda.largest_pack(meta(4, x.shape[1], x.dtype), x) == pack
+    assert cuda.largest_pack(meta_matrix(4, x.shape[1], x.dtype), x) == pack
 
 
 def test_the_largest_pack_is_the_largest_that_fits():
@@ -196,10 +192,12 @@ def test_the_block_has_the_most_threads_resident():
     ],
 )
 def test_long_rows_get_long_blocks(n_cols, dtype, block, unroll):
-    plan = cuda.plan(4096, n_cols, dtype, 16 // dtype.itemsize, "block", on=H200)
-    assert (plan.grid, plan.block) == (4096, block)
-    assert plan.shared == n_cols * dtype.itemsize
-    assert plan.compiled.expression.endswith(f", {unroll}>")
+    config = cuda.choose_config(
+        4096, n_cols, dtype, 16 // dtype.itemsize, "block", on=H200
+    )
+    assert (config.grid, config.block) == (4096, block)
+    assert config.shared == n_cols * dtype.itemsize
+    assert config.compiled.expression.endswith(f", {unroll}>")
 
 
 def test_each_kernel_has_its_range():
@@ -215,17 +213,17 @@ def test_each_kernel_has_its_range():
     assert cuda.choose_kernel(20_000, 4, 4, T4) == "uncached"
 
 
-def test_a_plan_has_blocks_for_all_rows():
-    plan = cuda.plan(1001, 40, torch.float32, 1, "warp", on=H200)
-    assert plan.block == (32, 4) and plan.grid == 251
-    narrow = cuda.plan(1001, 8, torch.float32, 4, "warp", on=H200)
+def test_a_config_has_blocks_for_all_rows():
+    config = cuda.choose_config(1001, 40, torch.float32, 1, "warp", on=H200)
+    assert config.block == (32, 4) and config.grid == 251
+    narrow = cuda.choose_config(1001, 8, torch.float32, 4, "warp", on=H200)
     assert narrow.block == (2, 64) and narrow.grid == 16
-    assert cuda.plan(7, 99, torch.float16, 1, "uncached", 96, H200).block == 96
+    assert cuda.choose_config(7, 99, torch.float16, 1, "uncached", 96, H200).block == 96
 
 
 def test_registers_leave_room_for_12_warps_of_4096_columns():
-    plan = cuda.plan(4096, 4096, torch.float16, 8, "warp", on=H200)
-    assert 4 * nvrtc.blocks_per_sm(plan.compiled, 128, 0) == 12
+    config = cuda.choose_config(4096, 4096, torch.float16, 8, "warp", on=H200)
+    assert 4 * nvrtc.blocks_per_sm(config.compiled, 128, 0) == 12
 
 
 def test_by_the_gpus_time_float16_rows_are_as_fast_as_a_copy():
@@ -369,7 +367,7 @@ def test_the_checker_catches_a_wrong_kernel(changed, capsys, file, old, new, ker
 
 
 @pytest.mark.gpu
-def test_every_call_but_the_first_finds_its_plan():
+def test_every_call_but_the_first_finds_its_config():
     x = matrix(64, 1024)
     cuda.softmax(x)
     with patch.object(nvrtc, "_compile", side_effect=AssertionError("compiled again")):

@@ -30,19 +30,13 @@ from kernels import (
 )
 from kernels.lab import compile, gpu, occupancy
 from kernels.lab.launch import Launch
+from tests.helpers import meta_matrix
 
 THEMSELVES = ("debugging", "profiling", "compiler", "layouts", "cuda", "matmul")
 
 GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def meta_matrix(n_rows, n_cols, dtype, *, stride=None, offset=0):
-    """A matrix without memory, whose rows start `stride` elements apart."""
-    stride = stride or n_cols
-    flat = torch.empty(offset + n_rows * stride, dtype=dtype, device="meta")
-    return flat.as_strided((n_rows, n_cols), (stride, 1), offset)
 
 
 # ---- each chapter's launches, one for each variant of its kernel ---------------------

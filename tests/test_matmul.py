@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels import matmul
 from kernels.lab import backend, compile, descriptors, gpu, models, occupancy, products
-from tests.helpers import matrix, patched
+from tests.helpers import matrix, meta_matrix, patched
 
 HALF = torch.bfloat16
 REFERENCES = {
@@ -32,17 +32,17 @@ def checked(activation=None, **options):
     )
 
 
-def assert_right(c, a, b, activation=None):
+def assert_is_product(c, a, b, activation=None):
+    """Asserts that c is the activation of a @ b, as near as `products.check` asks."""
     reference = REFERENCES[activation] or (lambda product: product)
     expected = reference(products.exact(a, b))
     errors = (c.double() - expected).abs() / products.allowed(a, b, expected)
     assert errors.max() <= 1
 
 
-def on_meta(m, n, k, dtype=HALF):
+def ghosts(m, n, k, dtype=HALF):
     """C, A and B without memory."""
-    sizes = (m, n), (m, k), (k, n)
-    return [torch.empty(size, dtype=dtype, device="meta") for size in sizes]
+    return [meta_matrix(*size, dtype) for size in ((m, n), (m, k), (k, n))]
 
 
 # ---- the product ---------------------------------------------------------------------
@@ -73,18 +73,18 @@ def test_is_right_in_any_tile_and_order(blocks, with_descriptors, activation):
         forms = descriptors.described((c, a, b), ((m, n), (m, k), (k, n)))
         launch = dataclasses.replace(launch, pointers=forms)
     launch(c, a, b)
-    assert_right(c, a, b, activation)
+    assert_is_product(c, a, b, activation)
 
 
 def test_both_kernels_are_launched():
     """Rows of 16-byte multiples are described; others have pointers."""
     launched = {
-        cols: matmul.launch_for(*on_meta(64, cols, 64)).kernel for cols in (64, 65)
+        cols: matmul.launch_for(*ghosts(64, cols, 64)).kernel for cols in (64, 65)
     }
     assert launched == {64: matmul.descriptor_kernel, 65: matmul.matmul_kernel}
-    without = matmul.launch_for(*on_meta(64, 64, 64), with_descriptors=False)
+    without = matmul.launch_for(*ghosts(64, 64, 64), with_descriptors=False)
     assert without.kernel is matmul.matmul_kernel
-    older = matmul.launch_for(*on_meta(64, 64, 64), on=gpu.named("A100"))
+    older = matmul.launch_for(*ghosts(64, 64, 64), on=gpu.named("A100"))
     assert older.kernel is matmul.matmul_kernel
 
 
@@ -96,7 +96,7 @@ def test_transposed_and_sliced_operands_are_taken_as_they_are(dtype, views):
         x.t().contiguous().t() if transposed else x
         for x, transposed in zip((a, b), views, strict=True)
     )
-    assert_right(matmul.matmul(a, b), a, b)
+    assert_is_product(matmul.matmul(a, b), a, b)
 
 
 def test_infinities_and_nan_stay_in_their_rows():
@@ -106,7 +106,7 @@ def test_infinities_and_nan_stay_in_their_rows():
     assert c[3].isnan().all()
     assert not c[7].isfinite().any()
     others = [row for row in range(40) if row not in (3, 7)]
-    assert_right(c[others], a[others], b)
+    assert_is_product(c[others], a[others], b)
 
 
 def test_a_softmax_of_large_products_does_not_overflow():
@@ -114,7 +114,7 @@ def test_a_softmax_of_large_products_does_not_overflow():
     b *= 20
     assert products.exact(a, b).max() > 1000
     c = matmul.matmul(a, b, "softmax")
-    assert_right(c, a, b, "softmax")
+    assert_is_product(c, a, b, "softmax")
     assert (c.double().sum(1) - 1).abs().max() < 0.01
 
 
@@ -252,11 +252,11 @@ INSTRUCTIONS = {  # the tensor cores' instruction for each kind of GPU
 def test_every_launch_compiles_fits_and_uses_tensor_cores(name):
     on = gpu.named(name)
     launches = [
-        matmul.launch_for(*on_meta(4096, 4096, 4096), on=on),
-        matmul.launch_for(*on_meta(4096, 4096, 4096), with_descriptors=False, on=on),
-        matmul.launch_for(*on_meta(1823, 781, 1001), "leaky_relu", on=on),
-        matmul.launch_for(*on_meta(2**18, 128, 64), "softmax", on=on),
-        matmul.launch_for(*on_meta(512, 512, 512, torch.float16), on=on),
+        matmul.launch_for(*ghosts(4096, 4096, 4096), on=on),
+        matmul.launch_for(*ghosts(4096, 4096, 4096), with_descriptors=False, on=on),
+        matmul.launch_for(*ghosts(1823, 781, 1001), "leaky_relu", on=on),
+        matmul.launch_for(*ghosts(2**18, 128, 64), "softmax", on=on),
+        matmul.launch_for(*ghosts(512, 512, 512, torch.float16), on=on),
     ]
     wanted = INSTRUCTIONS[on.compute_capability]
     for made in compile.aot_all(launches, gpu=on):
@@ -268,12 +268,12 @@ def test_every_launch_compiles_fits_and_uses_tensor_cores(name):
 @pytest.mark.parametrize("name", GPUS)
 def test_the_tile_for_aligned_rows_does_not_spill(name):
     on = gpu.named(name)
-    made = compile.aot(matmul.launch_for(*on_meta(4096, 4096, 4096), on=on), gpu=on)
+    made = compile.aot(matmul.launch_for(*ghosts(4096, 4096, 4096), on=on), gpu=on)
     assert made.spills <= 16, str(made)
 
 
 def test_a_large_tile_spills_where_there_is_no_tensor_core():
-    launch = matmul.launch_for(*on_meta(4096, 4096, 4096), on=gpu.named("L4"))
+    launch = matmul.launch_for(*ghosts(4096, 4096, 4096), on=gpu.named("L4"))
     small = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4}
     launch = dataclasses.replace(launch, constants={**launch.constants, **small})
     spills = {name: compile.aot(launch, gpu=name).spills for name in ("T4", "L4")}
@@ -282,7 +282,7 @@ def test_a_large_tile_spills_where_there_is_no_tensor_core():
 
 def test_descriptors_are_copied_by_the_gpu_itself():
     both = [
-        matmul.launch_for(*on_meta(4096, 4096, 4096), with_descriptors=described)
+        matmul.launch_for(*ghosts(4096, 4096, 4096), with_descriptors=described)
         for described in (False, True)
     ]
     pointers, described = compile.aot_all(both)
@@ -333,11 +333,11 @@ def test_operands_that_do_not_fit_together_are_named():
 def test_is_right_at_the_sizes_that_are_timed(shape, dtype):
     m, n, k = shape
     a, b = matrix(m, k, dtype), matrix(k, n, dtype)
-    assert_right(matmul.matmul(a, b), a, b)
+    assert_is_product(matmul.matmul(a, b), a, b)
     if n % 8 == 0:
         c = torch.full((m, n), float("nan"), dtype=dtype, device=a.device)
         matmul.launch_for(c, a, b, with_descriptors=False)(c, a, b)
-        assert_right(c, a, b)
+        assert_is_product(c, a, b)
 
 
 @pytest.mark.gpu
@@ -345,7 +345,7 @@ def test_is_right_at_the_sizes_that_are_timed(shape, dtype):
 def test_softmax_behind_a_product_is_right_on_a_gpu(n):
     for dtype, k in itertools.product(products.DTYPES, (64, 100)):
         a, b = matrix(5000, k, dtype, scale=1.0), matrix(k, n, dtype, scale=1.0)
-        assert_right(matmul.matmul(a, b, "softmax"), a, b, "softmax")
+        assert_is_product(matmul.matmul(a, b, "softmax"), a, b, "softmax")
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ import torch
 
 from kernels import residency, strided
 from kernels.lab import backend, check, compile, gpu, meter, occupancy
-from tests.helpers import assert_right, matrix
+from tests.helpers import assert_right, matrix, meta_matrix
 
 F32, I32 = compile.pointer(torch.float32), compile.pointer(torch.int32)
 
@@ -40,7 +40,7 @@ def test_reads_and_writes_each_value_once():
 
 
 def test_launches_the_kernel_of_the_chapter_before():
-    x = torch.empty(3, 2048, device="meta")
+    x = meta_matrix(3, 2048)
     launch = residency.launch_for(x, x)
     assert launch.kernel is strided.softmax_kernel and launch.grid == (3,)
     sizes = 2048, 1, 2048, 1, 2048, 2048
@@ -50,7 +50,7 @@ def test_launches_the_kernel_of_the_chapter_before():
 
 def test_registers_come_in_portions():
     """What the chapter says: 33 registers leave room for 12 programs, 32 for 16."""
-    x = torch.empty(3, 2048, device="meta")
+    x = meta_matrix(3, 2048)
     plain, squeezed = compile.aot_all(
         [residency.launch_for(x, x), residency.launch_for(x, x, maxnreg=32)]
     )

@@ -11,7 +11,7 @@ import triton.language as tl
 from kernels import strided, tiled
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab.compile import Compiled
-from tests.helpers import assert_right, matrix, patched
+from tests.helpers import assert_right, matrix, meta_matrix, patched
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
@@ -21,14 +21,9 @@ def like(x: torch.Tensor) -> torch.Tensor:
     return torch.full(x.shape, 7.0, dtype=x.dtype, device=x.device)
 
 
-def on_meta(n_rows: int, n_cols: int, dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous matrix that has no memory."""
-    return torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
-
-
 def compiled(n_cols: int, dtype: torch.dtype, **constants: bool) -> Compiled:
     """The kernel for contiguous rows on an H200, with other values of constants."""
-    x = on_meta(4096, n_cols, dtype)
+    x = meta_matrix(4096, n_cols, dtype)
     launch = tiled.launch_for(x, x)
     changed = dict(launch.constants) | constants
     return compile.aot(dataclasses.replace(launch, constants=changed))
@@ -144,8 +139,7 @@ def test_a_launch_needs_no_memory(dtype, stride, offset):
     """Tensors without memory make the launch that real ones make."""
     x = matrix(5, 64, dtype, stride=stride, offset=offset)
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    ghost = torch.empty(5 * stride + offset, dtype=dtype, device="meta")
-    ghost = ghost.as_strided(x.shape, x.stride(), offset)
+    ghost = meta_matrix(5, 64, dtype, stride=stride, offset=offset)
     assert tiled.launch_for(y.to("meta"), ghost) == tiled.launch_for(y, x)
 
 
@@ -239,6 +233,6 @@ def test_rows_a_little_longer_than_a_power_of_two_compile(dtype):
     """Triton refuses a block of one column and one row."""
     launches = []
     for n_cols in (513, 1025, 2049, 16385):
-        x = torch.empty(16, n_cols, dtype=dtype, device="meta")
+        x = meta_matrix(16, n_cols, dtype)
         launches.append(tiled.launch_for(x, x))
     assert all(made.spills == 0 for made in compile.aot_all(launches))

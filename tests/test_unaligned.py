@@ -11,7 +11,7 @@ import triton.language as tl
 from kernels import tiled, unaligned
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab.compile import Compiled
-from tests.helpers import assert_right, matrix, patched
+from tests.helpers import assert_right, matrix, meta_matrix, patched
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 
@@ -23,15 +23,9 @@ def buffered(x: torch.Tensor, stride: int, offset: int) -> tuple:
     return buffer, buffer.as_strided(x.shape, (stride, 1), offset)
 
 
-def on_meta(n_cols: int, dtype: torch.dtype, stride: int = 0) -> torch.Tensor:
-    """A matrix of 4096 rows that has no memory."""
-    strides = (stride or n_cols, 1)
-    return torch.empty_strided((4096, n_cols), strides, dtype=dtype, device="meta")
-
-
 def compiled(n_cols: int, dtype: torch.dtype) -> Compiled:
     """The kernel for an H200, of contiguous rows."""
-    x = on_meta(n_cols, dtype)
+    x = meta_matrix(4096, n_cols, dtype)
     return compile.aot(unaligned.launch_for(x, x))
 
 
@@ -148,14 +142,6 @@ def test_the_configurations_that_were_the_fastest():
     assert (config.threads, config.vector, config.rows) == (16, 8, 8)
 
 
-def without_memory(
-    n_rows: int, n_cols: int, dtype: torch.dtype, stride: int, offset: int
-) -> torch.Tensor:
-    """A view like `matrix(…, stride=, offset=)`, on the "meta" device."""
-    flat = torch.empty(n_rows * stride + offset, dtype=dtype, device="meta")
-    return flat.as_strided((n_rows, n_cols), (stride, 1), offset)
-
-
 @pytest.mark.parametrize(
     ("n_cols", "output_row", "input_row", "expected"),  # rows: (stride, offset)
     [
@@ -170,7 +156,8 @@ def without_memory(
 )
 def test_alignment_is_that_of_both_matrices(n_cols, output_row, input_row, expected):
     output, x = (
-        without_memory(3, n_cols, SINGLE, *row) for row in (output_row, input_row)
+        meta_matrix(3, n_cols, stride=stride, offset=offset)
+        for stride, offset in (output_row, input_row)
     )
     assert unaligned.alignment(output, x) == expected
 
@@ -181,8 +168,8 @@ def test_a_launch_needs_no_memory(dtype, stride, offset):
     """Tensors without memory make the launch that real ones make."""
     x = matrix(5, 64, dtype, stride=stride, offset=offset)
     y = torch.empty(x.shape, dtype=dtype, device=x.device)
-    ghosts = (without_memory(5, 64, dtype, *row) for row in ((64, 0), (stride, offset)))
-    assert unaligned.launch_for(*ghosts) == unaligned.launch_for(y, x)
+    ghost = meta_matrix(5, 64, dtype, stride=stride, offset=offset)
+    assert unaligned.launch_for(y.to("meta"), ghost) == unaligned.launch_for(y, x)
 
 
 # ---- what the compiler makes of it ---------------------------------------------------
@@ -195,7 +182,7 @@ def test_odd_rows_are_moved_in_16_bytes(n_cols, dtype):
 
 
 def test_output_rows_that_start_elsewhere_are_moved_by_elements():
-    x, y = on_meta(1001, HALF), on_meta(1001, HALF, 1002)
+    x, y = meta_matrix(4096, 1001, HALF), meta_matrix(4096, 1001, HALF, stride=1002)
     launch = unaligned.launch_for(y, x)
     assert launch.kernel is tiled.softmax_kernel
     assert wide_accesses(compile.aot(launch)) == [0, 0]
@@ -204,7 +191,9 @@ def test_output_rows_that_start_elsewhere_are_moved_by_elements():
 @pytest.mark.parametrize("n_cols", [33, 63, 129, 257])
 def test_edges_cost_little(n_cols):
     """A value of a short odd row takes few instructions, and its threads no spills."""
-    launch = unaligned.launch_for(on_meta(n_cols, HALF), on_meta(n_cols, HALF))
+    launch = unaligned.launch_for(
+        meta_matrix(4096, n_cols, HALF), meta_matrix(4096, n_cols, HALF)
+    )
     kernel = compile.aot(launch)
     lines = kernel.count("    ", "sass") - kernel.count("NOP", "sass")
     values = launch.constants["ROWS"] * n_cols / (32 * kernel.num_warps)
@@ -213,13 +202,13 @@ def test_edges_cost_little(n_cols):
 
 
 def test_the_tiled_kernel_does_not_move_them_so():
-    x = on_meta(1001, HALF)
+    x = meta_matrix(4096, 1001, HALF)
     assert wide_accesses(compile.aot(tiled.launch_for(x, x))) == [0, 0]
 
 
 @pytest.mark.parametrize("n_cols", [4095, 16383])
 def test_16_bits_that_are_not_kept_as_32_need_fewer_registers(n_cols):
-    x = on_meta(n_cols, HALF)
+    x = meta_matrix(4096, n_cols, HALF)
     launch = unaligned.launch_for(x, x)
     assert launch.constants["RECOMPUTE"]
     kept = dict(launch.constants) | {"RECOMPUTE": False}

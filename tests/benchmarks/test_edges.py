@@ -8,7 +8,7 @@ import torch
 from benchmarks import edges
 from kernels import tiled, unaligned
 from kernels.lab import check, show
-from tests.helpers import assert_right, matrix
+from tests.helpers import assert_right, matrix, meta_matrix
 
 STEPS = [
     edges.tail_kernel,
@@ -55,12 +55,8 @@ def test_no_step_adds_many_statements():
 # ---- what the compiler makes of it ---------------------------------------------------
 
 
-def on_meta(n_cols: int) -> torch.Tensor:
-    return torch.empty(4096, n_cols, dtype=HALF, device="meta")
-
-
 def test_step_three_makes_accesses_wide():
-    x = on_meta(1001)
+    x = meta_matrix(4096, 1001, HALF)
     widths = [edges.widths(edges.launch_for(kernel, x)) for kernel in STEPS[1:]]
     assert widths == [(2, 2), (16, 16), (16, 16)]
 

@@ -9,6 +9,7 @@ import triton
 from benchmarks import tiles
 from kernels import tiled
 from kernels.lab import check, compile, record, show
+from tests.helpers import meta_matrix
 
 KERNELS = [tiles.tile_kernel, tiles.wide_kernel, tiles.blocks_kernel]
 NEWER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
@@ -39,10 +40,6 @@ def test_no_step_adds_more_than_about_ten_lines():
     assert max(lengths) <= 11, lengths
 
 
-def on_meta(n_cols: int) -> torch.Tensor:
-    return torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
-
-
 def test_accesses_become_wide_in_step_two():
     assert tiles.widths(1000) == {"persistent": 2, "VECTOR": 8, "wide": 16}
     assert tiles.widths(1024) == {"persistent": 16, "VECTOR": 8, "wide": 16}
@@ -56,14 +53,14 @@ def test_a_second_block_computes_fewer_exponentials():
 
 @pytest.mark.skipif(NEWER_TRITON, reason="keeps fewer values by itself")
 def test_two_programs_of_32768_values_fit_an_sm():
-    x = on_meta(32768)
+    x = meta_matrix(4096, 32768, torch.bfloat16)
     launches = [tiles.changed_launch(x, x, recompute=r) for r in (False, True)]
     kept, again = compile.aot_all(launches)
     assert again.registers <= 128 < kept.registers
 
 
 def test_the_last_step_is_the_course_softmax_launch():
-    x = on_meta(8200)
+    x = meta_matrix(4096, 8200, torch.bfloat16)
     assert tiles.launch_for(tiled.softmax_kernel, x, x) == tiled.launch_for(x, x)
     assert tiles.changed_launch(x, x) == tiled.launch_for(x, x)
 
