@@ -109,8 +109,8 @@ def choose_kernel(n_cols: int, pack: int, element_size: int, on: Gpu) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A launch, but for its tensors: what to compile, on which grid.
+class Config:
+    """A launch, but for its tensors; `choose_config` chooses it.
 
     Attributes:
         kernel: "warp", "block" or "uncached".
@@ -128,7 +128,7 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(
+def choose_config(
     n_rows: int,
     n_cols: int,
     dtype: torch.dtype,
@@ -136,8 +136,8 @@ def plan(
     kernel: str | None = None,
     block: int | None = None,
     on: Gpu | None = None,
-) -> Plan:
-    """Compiles a kernel for a matrix and chooses its grid, on any machine.
+) -> Config:
+    """Chooses the launch for a matrix and compiles its kernel, on any machine.
 
     Args:
         n_rows, n_cols, dtype: of the matrix.
@@ -157,14 +157,14 @@ def plan(
         lanes, packs = lanes_and_packs(n_cols, pack)
         rows = (block or WARP_THREADS) // lanes
         grid = math.ceil(n_rows / rows)
-        return Plan(kernel, build(pack, lanes, packs), grid, (lanes, rows))
+        return Config(kernel, build(pack, lanes, packs), grid, (lanes, rows))
     compiled = build(pack, UNROLL)
     shared = n_cols * dtype.itemsize if kernel == "block" else 0
     resident = functools.partial(nvrtc.blocks_per_sm, compiled, shared=shared)
     block = block or choose_block(resident)
     if n_cols > UNROLL * pack * block and not build(pack, MORE).spills:
         compiled = build(pack, MORE)  # a thread has more packs than UNROLL
-    return Plan(kernel, compiled, n_rows, block, shared)
+    return Config(kernel, compiled, n_rows, block, shared)
 
 
 def softmax(
@@ -214,7 +214,8 @@ def softmax(
     pack = pack or largest_pack(output, x)
     nvrtc.require_gpu()
     with torch.cuda.device_of(x):
-        found = plan(n_rows, n_cols, x.dtype, pack, kernel, block)
+        config = choose_config(n_rows, n_cols, x.dtype, pack, kernel, block)
         values = output, x, n_cols, x.stride(0), n_rows, n_cols
-        nvrtc.run(found.compiled, found.grid, found.block, *values, shared=found.shared)
+        run = config.compiled, config.grid, config.block
+        nvrtc.run(*run, *values, shared=config.shared)
     return output
