@@ -11,7 +11,7 @@ import torch
 from benchmarks import cuda_faults
 from kernels import cuda
 from kernels.lab import backend, check, gpu, nvrtc, record
-from tests.helpers import assert_right, matrix
+from tests.helpers import assert_right, matrix, meta_matrix
 
 H200, T4 = gpu.named("H200"), gpu.named("T4")
 GPUS = ("T4", "A100", "RTX 3090", "L4", "H200", "B200", "RTX 5090")
@@ -42,11 +42,6 @@ def changed(monkeypatch, tmp_path):
         monkeypatch.setattr(cuda, "choose_config", unwrapped)
 
     return change
-
-
-def meta(n_rows, n_cols, dtype=torch.float32, *, stride=None, offset=0):
-    flat = torch.empty(offset + n_rows * (stride or n_cols), dtype=dtype, device="meta")
-    return flat.as_strided((n_rows, n_cols), (stride or n_cols, 1), offset)
 
 
 # ---- compiling -----------------------------------------------------------------------
@@ -120,18 +115,18 @@ def test_the_faulty_kernels_compile(file):
 @pytest.mark.parametrize(
     ("x", "pack"),
     [
-        (meta(4, 64), 4),  # 16 bytes
-        (meta(4, 64, torch.float16), 8),
-        (meta(4, 60, torch.bfloat16), 4),
-        (meta(4, 62, torch.float16), 2),
-        (meta(4, 63), 1),
-        (meta(4, 64, stride=66), 2),
-        (meta(1, 64, stride=67), 4),  # one row has no stride
-        (meta(4, 64, torch.float16, stride=80, offset=8), 8),
+        (meta_matrix(4, 64), 4),  # 16 bytes
+        (meta_matrix(4, 64, torch.float16), 8),
+        (meta_matrix(4, 60, torch.bfloat16), 4),
+        (meta_matrix(4, 62, torch.float16), 2),
+        (meta_matrix(4, 63), 1),
+        (meta_matrix(4, 64, stride=66), 2),
+        (meta_matrix(1, 64, stride=67), 4),  # one row has no stride
+        (meta_matrix(4, 64, torch.float16, stride=80, offset=8), 8),
     ],
 )
 def test_the_pack_divides_rows_and_strides(x, pack):
-    assert cuda.largest_pack(meta(4, x.shape[1], x.dtype), x) == pack
+    assert cuda.largest_pack(meta_matrix(4, x.shape[1], x.dtype), x) == pack
 
 
 def test_the_largest_pack_is_the_largest_that_fits():
