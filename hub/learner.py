@@ -10,7 +10,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("notebooks/*.ipynb", "notebooks/exercises/*.ipynb", "book/*.md")
-LINKED = ("kernels", "notebooks/open_course.py")  # the first cells look for these
+LINKED = (
+    "kernels",
+    "notebooks/open_course.py",  # which the first cells import
+    "notebooks/exercises/open_course.py",
+)
 
 
 def hand_out(folder: Path) -> list[Path]:

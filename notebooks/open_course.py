@@ -6,14 +6,13 @@
 2. Puts the course's folder first on `sys.path`, before other packages named `kernels`
    (Hugging Face publishes one). A package of that name that is imported already is
    forgotten, so that the next import finds the course's.
-3. Works in the course's folder of notebooks, if the notebook lies outside the course.
 
-Run by path, with `runpy`: the course cannot be imported yet. So it imports nothing that
-is not in Python's standard library.
+The cell imports this file, which lies beside the chapters. The root and the folders of
+exercises and solutions have a file of the same name, which runs this one. Nothing else
+of the course can be imported yet: this file imports Python's standard library only.
 """
 
 import importlib
-import os
 import runpy
 import subprocess
 import sys
@@ -81,12 +80,7 @@ def main() -> None:
         )
     install_what_is_missing()
     find_the_course_first()
-    here = (
-        Path.cwd()
-    )  # in a classroom a folder of the learner's, with a link to kernels
-    if not any((path / "kernels/lab").is_dir() for path in (here, *here.parents)):
-        os.chdir(ROOT / "notebooks")
 
 
-if __name__ == "<run_path>":  # as runpy calls it
+if __name__ in ("open_course", "__main__"):  # imported by a first cell, or run
     main()

@@ -269,21 +269,21 @@ def test_every_code_cell_was_executed_in_order_without_error(notebook):
             assert output.output_type != "error", output.get("evalue")
 
 
-OPENED = 'runpy.run_path(f"{(above or [course])[0]}/notebooks/open_course.py")\n'
+OPENED = "\n    import open_course\n"
 
 
 def opener(notebook) -> str:
-    """The lines of the first cell that find the course: up to the one that opens it."""
+    """The lines of the first cell that open the course, up to the second import."""
     source = code(notebook)[0].source
     assert OPENED in source, source
     return source[: source.index(OPENED) + len(OPENED)]
 
 
-def test_first_cell_finds_the_course_as_in_every_notebook(notebook):
+def test_first_cell_opens_the_course_as_in_every_notebook(notebook):
     """tests/test_open.py runs these lines; they come before anything is imported."""
     lines = opener(notebook)
     assert lines == opener(nbformat.read(NOTEBOOKS[0], as_version=4))
-    assert "kernels" not in "".join(re.findall(r"^(?:import|from) .*", lines, re.M))
+    assert set(re.findall(r"^ *(?:import|from) (\S+)", lines, re.M)) == {"open_course"}
 
 
 def test_triton_is_imported_after_the_course(notebook):
@@ -322,7 +322,7 @@ def test_a_page_keeps_to_its_length(path):
 
 
 def test_cells_are_short(notebook):
-    """The lines that find the course do not count: they are the same everywhere."""
+    """The lines that open the course do not count: they are the same everywhere."""
     for cell in code(notebook):
         source = cell.source.removeprefix(opener(notebook))
         assert len(source.splitlines()) <= LONGEST_CELL, source

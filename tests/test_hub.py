@@ -69,14 +69,19 @@ def test_the_modules_are_linked_to_where_the_course_is_now(learner, tmp_path):
     assert (tmp_path / "kernels").resolve() == ROOT / "kernels"
 
 
-def test_a_first_cell_stays_in_the_learners_folder(learner, tmp_path):
+@pytest.mark.parametrize("below", ["notebooks", "notebooks/exercises"])
+def test_a_first_cell_opens_the_course_from_the_learners_folder(
+    learner, tmp_path, monkeypatch, below
+):
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the link is enough
     learner["hand_out"](tmp_path)
-    code = "import os, runpy; runpy.run_path('open_course.py'); print(os.getcwd())"
-    command = [sys.executable, "-c", f"{code}; import kernels; print(kernels.__file__)"]
-    folder = tmp_path / "notebooks"
+    code = "import open_course, kernels; print(open_course.__file__, kernels.__file__)"
+    command = [sys.executable, "-c", code]
+    folder = tmp_path / below
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     module = ROOT / "kernels" / "__init__.py"
-    assert done.stdout.split() == [str(folder), str(module)], done.stderr
+    linked = folder / "open_course.py"
+    assert done.stdout.split() == [str(linked), str(module)], done.stderr
 
 
 # ---- the settings --------------------------------------------------------------------

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,8 @@ PROPERTIES = {
 
 
 address = loaded(ROOT / ".ci" / "address.py")
-open_course = loaded(ROOT / "notebooks" / "open_course.py")
+# Under the name that runpy gives, the file defines its functions and calls none.
+open_course = SimpleNamespace(**runpy.run_path(ROOT / "notebooks" / "open_course.py"))
 URL, REVISION = address.setting()
 
 
@@ -202,7 +204,7 @@ def origin(tmp_path_factory):
     skipped = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.ipynb")
     for name in ("kernels", "benchmarks", "notebooks", ".ci"):
         shutil.copytree(ROOT / name, folder / name, ignore=skipped)
-    for name in ("pyproject.toml", "requirements.txt"):
+    for name in ("open_course.py", "pyproject.toml", "requirements.txt"):
         shutil.copy(ROOT / name, folder)
     git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x@x.x"]
     for words in ("init -q", "add -A -f", "commit -q -m x", f"tag {REVISION}"):
@@ -226,16 +228,22 @@ def without_the_course(site: Path | None = None) -> dict[str, str]:
     return variables | ({"PYTHONPATH": str(site)} if site else {})
 
 
-def opened(folder: Path, origin: str, before: str = "") -> subprocess.CompletedProcess:
-    """Runs the lines that find the course as IPython does in this folder."""
-    lines = opener(nbformat.read(CHAPTER, as_version=4)).replace(URL, origin)
+def opening(origin: str) -> str:
+    """The lines that open the course, or fetch it from `origin` if it is missing."""
+    return opener(nbformat.read(CHAPTER, as_version=4)).replace(URL, origin) + HERE
+
+
+def opened(
+    folder: Path, origin: str, found: Path | None = None
+) -> subprocess.CompletedProcess:
+    """Runs the lines as IPython does in this folder, with `found` on PYTHONPATH."""
     cell = folder / "cell.ipy"
-    cell.write_text(before + lines + HERE)
+    cell.write_text(opening(origin))
     try:
         return subprocess.run(
             [sys.executable, "-m", "IPython", "--quick", "--colors=nocolor", cell],
             cwd=folder,
-            env=without_the_course(),
+            env=without_the_course(found),
             capture_output=True,
             text=True,
             timeout=120,
@@ -244,18 +252,34 @@ def opened(folder: Path, origin: str, before: str = "") -> subprocess.CompletedP
         cell.unlink()
 
 
-@pytest.mark.parametrize("below", [".", "notebooks", "notebooks/exercises", "a/b/c"])
-def test_the_course_is_found_in_a_folder_above(tmp_path, below):
+@pytest.fixture
+def course(tmp_path):
+    """What opens the course, in a folder with a name of its own."""
+    folder = tmp_path / "another name"
+    openers = {path.parent for path in ROOT.rglob("notebooks/**/open_course.py")}
+    assert openers == {path.parent for path in NOTEBOOKS}
+    for path in [*openers, ROOT]:
+        name = path.relative_to(ROOT) / "open_course.py"
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    for name in ("pyproject.toml", "requirements.txt"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "below", [".", "notebooks", "notebooks/exercises", "notebooks/solutions"]
+)
+def test_the_course_is_found_beside_the_notebook(course, below):
     """Nothing is fetched: there is no such repository."""
-    course = tmp_path / "another name"
-    (course / "kernels" / "lab").mkdir(parents=True)
-    (course / below).mkdir(parents=True, exist_ok=True)
-    (course / "notebooks").mkdir(exist_ok=True)
-    for name in ("notebooks/open_course.py", "pyproject.toml", "requirements.txt"):
-        shutil.copy(ROOT / name, course / name)
-    shutil.copytree(ROOT / ".ci", course / ".ci")
     done = opened(course / below, "file:///nowhere")
-    assert done.stdout.strip() == f"{course} {(course / below).resolve()}", done.stderr
+    assert done.stdout.strip() == f"{course} {course / below}".rstrip("/."), done.stderr
+
+
+def test_the_course_is_found_in_the_folder_that_make_names(course, tmp_path):
+    done = opened(tmp_path, "file:///nowhere", found=course)
+    assert done.stdout.strip() == f"{course} {tmp_path}", done.stderr
 
 
 def test_a_notebook_alone_fetches_the_course_once(tmp_path, origin):
@@ -264,12 +288,6 @@ def test_a_notebook_alone_fetches_the_course_once(tmp_path, origin):
     assert done.stdout.strip() == said, done.stderr
     done = opened(tmp_path, "file:///nowhere")  # it is there: not fetched again
     assert done.stdout.strip() == said, done.stderr
-
-
-def test_without_the_repository_git_says_why(tmp_path):
-    done = opened(tmp_path, (tmp_path / "none").as_uri())
-    words = done.stdout + done.stderr
-    assert "fatal: " in words and "course/notebooks/open_course.py" in words
 
 
 # ---- in a notebook's kernel ----------------------------------------------------------
@@ -317,6 +335,39 @@ def test_the_course_is_found_where_another_kernels_was_imported(tmp_path, origin
         str(course / "kernels" / "__init__.py"),
         str(course / "notebooks"),
     ]
+
+
+def test_without_the_repository_git_says_why(tmp_path):
+    """Git's words, then the error of the last line."""
+    notebook = alone((tmp_path / "none").as_uri(), cells=1)
+    with pytest.raises(Exception, match="No module named 'open_course'"):
+        run_alone(notebook, tmp_path, sys.executable)
+    *said, error = notebook.cells[0].outputs
+    assert "fatal: " in "".join(output["text"] for output in said), said
+    assert error["evalue"] == "No module named 'open_course'"
+    assert not (tmp_path / "course").exists()
+
+
+def test_a_restarted_kernel_uses_what_was_fetched(tmp_path, origin):
+    """The restart takes the kernel back to the notebook's folder."""
+    jupyter_client = pytest.importorskip("jupyter_client")
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv[0] = sys.executable
+    manager.start_kernel(cwd=str(tmp_path), env=without_the_course())
+    client = manager.blocking_client()
+    client.start_channels()
+    course = tmp_path / "course"
+    try:
+        for source in (opening(origin), opening("file:///nowhere")):
+            said = []
+            client.wait_for_ready(timeout=60)
+            client.execute_interactive(source, output_hook=said.append, timeout=120)
+            text = "".join(message["content"].get("text", "") for message in said)
+            assert text.split() == [str(course), str(course / "notebooks")], said
+            manager.restart_kernel(now=True)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def packages(python: str) -> dict[str, str]:
