@@ -97,6 +97,7 @@ bench: $(call ready,bench)
 	$(NEEDS_GPU)
 	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.fastest $(ARGS)
 	COURSE_COMMIT=$(COMMIT) $(PY) -m benchmarks.flush
+	$(PY) -m benchmarks.fastest --report
 
 hub: $(call ready,hub) $(HUB)
 	$(PY) -m jupyterhub -f hub/jupyterhub_config.py $(ARGS)

@@ -1,6 +1,7 @@
 """Measures the benchmark of the course: every region, every peer, beside the copy.
 
     python -m benchmarks.fastest [--short] [--minutes 9] [--again] [region ...]
+    python -m benchmarks.fastest --report
 
 On a GPU, writes notebooks/recorded/<gpu>/fastest.csv. All providers of a case are
 measured in one go, and the file is written after each case. When the minutes are over,
@@ -8,6 +9,8 @@ the command stops and says how many cases are left; the next run goes on with th
 case is done if this commit has measured it on this GPU. Regions are those of
 `benchmarks.regions`, and `host`, the host's time of a call; all of them if none is
 named. With --short, about 40 cases stand for all regions: for a look at another GPU.
+With --report, nothing is measured: the record's standings and all cases below a bar are
+printed, on any machine.
 
 Before anything is timed, all providers compile for all cases, several processes at a
 time. That takes at most half of the minutes. What is not compiled by then compiles when
@@ -25,6 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import pandas as pd
 import torch
 import triton
 
@@ -127,7 +131,11 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a few cases of each")
     parser.add_argument("--minutes", type=float, default=1e3, help="stop after these")
     parser.add_argument("--again", action="store_true", help="measure all anew")
+    parser.add_argument("--report", action="store_true", help="how the record stands")
     args = parser.parse_args()
+    if args.report:
+        print(report(record.recorded(STEM)))
+        return
     if unknown := set(args.regions) - set(names):
         parser.error(f"region must be one of {names}, got {sorted(unknown)}")
     try:
@@ -153,6 +161,14 @@ def main() -> None:
         words = _words(*remaining[measured - 1])
         print(f"{time.monotonic() - start:.0f} s: {words}", flush=True)
     print(f"{len(remaining) - measured} tasks are left for another run")
+
+
+def report(df: pd.DataFrame) -> str:
+    """How each region that a benchmark covers stands, and what misses its bar."""
+    covered = regions.covered_by(df)
+    tables = regions.standings(df, covered), regions.shortfalls(df, covered)
+    shown = (table.round(3).to_string(index=False, na_rep="") for table in tables)
+    return "{}\n\nBelow a bar, the worst first:\n{}".format(*shown)
 
 
 def measure(everyone: Providers, name: str, cases: Sequence[Case]) -> None:

@@ -214,3 +214,14 @@ def test_the_chapters_and_the_peers_found_here_are_its_providers(monkeypatch, ca
     x = torch.randn(3, 40, device=backend.DEVICE)
     for name in fastest.COURSE:
         peers.verify(x, everyone[name](x))
+
+
+def test_the_report_names_what_is_below_its_bar(monkeypatch, capsys):
+    monkeypatch.setenv("COURSE_RECORDED_GPU", "nvidia-h200")
+    run(monkeypatch, "--report")
+    reported = capsys.readouterr().out
+    table = record.recorded("fastest")
+    assert reported.strip() == fastest.report(table).strip()
+    assert "longest" in reported
+    table.loc[table["provider"] == "fastest", ["p20_us", "p50_us", "p80_us"]] *= 2
+    assert len(fastest.report(table).splitlines()) > len(reported.splitlines()) + 50
