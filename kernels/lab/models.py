@@ -10,6 +10,7 @@ GPGPU-Sim and Accel-Sim model a GPU cycle by cycle, and run no Triton kernel.
 """
 
 import heapq
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -369,13 +370,15 @@ class BlockReduction(NamedTuple):
     """A block's reduction: shuffles within warps, shared memory between them.
 
     Attributes:
-        lanes: what each thread holds after the shuffles of its own warp.
+        first: the steps of the butterflies of all warps, each with a value per thread.
         shared: what each warp writes to shared memory.
+        second: the steps of the butterfly that every warp makes of the shared values.
         result: what every thread holds in the end.
     """
 
-    lanes: list[Any]
+    first: list[list[Any]]
     shared: list[Any]
+    second: list[list[Any]]
     result: Any
 
 
@@ -390,7 +393,7 @@ def block_reduction(
     """Reduces one value per thread of a block as a CUDA kernel does.
 
     Each warp reduces its values by a butterfly and writes one result to shared memory.
-    After a barrier, a warp loads the results, one a lane, and reduces them again.
+    After a barrier, each warp loads all results, one a lane, and reduces them again.
 
     Args:
         values: one per thread, of at most warp_size warps.
@@ -416,14 +419,13 @@ def block_reduction(
         raise ValueError(
             f"the number of values must be 1 to {warp_size**2}, got {len(values)}"
         )
-    warps = [
-        filled[first : first + warp_size] for first in range(0, len(filled), warp_size)
-    ]
-    lanes = [value for warp in warps for value in butterfly(warp, combine)[-1]]
-    shared = lanes[::warp_size]
+    firsts = range(0, len(filled), warp_size)
+    warps = [butterfly(filled[i : i + warp_size], combine) for i in firsts]
+    first = [[*itertools.chain(*step)][:threads] for step in zip(*warps, strict=True)]
+    shared = [steps[-1][0] for steps in warps]
     idle = [identity] * (warp_size - len(shared))
-    result = butterfly([*shared, *idle], combine)[-1][0]
-    return BlockReduction(lanes[:threads], shared, result)
+    second = butterfly([*shared, *idle], combine)
+    return BlockReduction(first, shared, second, second[-1][0])
 
 
 def bank_passes(addresses: Iterable[int], n_bytes: int = 4) -> int:

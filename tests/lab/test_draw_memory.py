@@ -190,7 +190,7 @@ def test_block_layout_shows_one_lane():
         draw.block_layout(781)
 
 
-@pytest.mark.parametrize("warp_size", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("warp_size", [4, 8, 16])
 def test_reduction_ends_with_the_maximum(warp_size):
     values = [3, -1, 4, 1, -5, 9, 2, 6, 5, 3, -5, 8, 9, 7, 11, 3]
     figure = draw.reduction(values, warp_size=warp_size)
@@ -201,8 +201,16 @@ def test_reduction_ends_with_the_maximum(warp_size):
     for name, state in zip(["one value per lane", *names], steps, strict=True):
         assert gids(figure)[f"{name}: 15"] == 1
         assert str(state[0]).replace("-", "−") in texts(figure)
+        assert gids(figure)[f"{name} again: 15"] == (name in names and warp_size < 16)
     shared = boxes(figure, "shared memory")
     assert len(shared) == (16 // warp_size if warp_size < 16 else 0)
+    assert texts(figure).count("−∞") == {4: 0, 8: 2 * (6 + 4), 16: 0}[warp_size]
+
+
+@pytest.mark.parametrize("warp_size", [1, 2])
+def test_a_reduction_has_no_more_warps_than_a_warp_has_lanes(warp_size):
+    with pytest.raises(ValueError, match=r"number of values must be 1 to \d, got 16"):
+        draw.reduction(range(16), warp_size=warp_size)
 
 
 def test_reduction_of_something_else():

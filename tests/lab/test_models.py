@@ -263,7 +263,11 @@ def test_a_shuffle_needs_a_partner():
 
 def test_a_block_reduces_by_warps_and_by_shared_memory():
     done = models.block_reduction([1, 5, 2, 0, 3, 3, 9, 4], warp_size=4)
-    assert done == ([5] * 4 + [9] * 4, [5, 9], 9)
+    assert done.first[0] == [1, 5, 2, 0, 3, 3, 9, 4]
+    assert done.first[1:] == [[2, 5, 2, 5, 9, 4, 9, 4], [5] * 4 + [9] * 4]
+    assert done.shared == [5, 9] and done.result == 9
+    assert done.second[0] == [5, 9, -math.inf, -math.inf]
+    assert done.second[1:] == [[5, 9, 5, 9], [9] * 4]
     total = models.block_reduction(range(1024), lambda a, b: a + b, identity=0)
     assert total.result == sum(range(1024)) and len(total.shared) == 32
 

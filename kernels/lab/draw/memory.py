@@ -1,6 +1,5 @@
 """Memory: where values live, what a load touches, how a block spreads over lanes."""
 
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -369,26 +368,75 @@ def reduction(values: Sequence[float], *, warp_size: int = 8) -> Figure:
 
     Args:
         values: one per lane; a power of two of them, at most 16. See
-            `models.butterfly`.
-        warp_size: the lanes of a warp in the picture (on the hardware 32).
+            `models.block_reduction`.
+        warp_size: the lanes of a warp in the picture (on the hardware 32), of which
+            there are no more warps.
+
+    Raises:
+        ValueError: the values are too many, or don't fill warps of that size.
     """
     lanes = power_of_two("the number of values", len(values), 16)
     warp_size = power_of_two("warp_size", warp_size, lanes)
-    warps = lanes // warp_size
-    firsts = range(0, lanes, warp_size)
-    each = [models.butterfly(values[first : first + warp_size]) for first in firsts]
-    steps = [[*itertools.chain(*step)] for step in zip(*each, strict=True)]
+    warps, done = (
+        lanes // warp_size,
+        models.block_reduction(values, warp_size=warp_size),
+    )
+    rows = len(done.first) + (len(done.second) + 1 if warps > 1 else 0)
     title = f"The maximum of {plural(lanes, 'value')} in {plural(warps, 'warp')}"
-    pic = Picture(title, 20.5 + 8.5 * len(steps) + (10 if warps > 1 else 0))
+    pic = Picture(title, 20.5 + 8.5 * rows)
     wide = 75 / lanes
     middles = [22.5 + wide * (lane + 0.5) for lane in range(lanes)]
     for warp in range(warps):
         left = 22.5 + wide * warp_size * warp
         pic.bracket(left, left + wide * warp_size, 11, f"warp {warp}", -1)
-    y = 12.3
+    y = _shuffles(pic, done.first, 12.3, middles, warp_size, "one value per lane", "")
+    if warps > 1:
+        pic.text(2.5, y + 2, "shared memory")
+        for warp, value in enumerate(done.shared):
+            first, x = warp * warp_size, 60 + 8 * (warp - (warps - 1) / 2)
+            pic.arrow((middles[first], y - 4.3), (x, y - 0.2))
+            gid = f"shared memory: {warp}"
+            pic.box((x - 3, y, 6, 4), signed(value), tint(warp, 0.5), gid=gid)
+            for lane in range(warp, lanes, warp_size):  # of each warp, one reads it
+                pic.line((x, middles[lane]), (y + 4, y + 8.5), tint(warp, 0.9))
+        pic.quiet(97.5, y + 2, "barrier", "right")
+        again = [step * warps for step in done.second]
+        name = "all warps' values"
+        y = _shuffles(pic, again, y + 8.5, middles, warp_size, name, " again")
+    pic.arrow((60, y - 4.3), (60, y - 0.2))
+    pic.text(2.5, y + 2, "the row's maximum")
+    look = {"edgecolor": INK, "gid": "result"}
+    pic.box((56, y, 8, 4), signed(done.result), tint(YELLOW, 0.6), **look)
+    return pic.figure
+
+
+def _shuffles(
+    pic: Picture,
+    steps: list[list[float]],
+    y: float,
+    middles: list[float],
+    warp_size: int,
+    before: str,
+    after: str,
+) -> float:
+    """Draws a butterfly in each warp, a row for each step.
+
+    Args:
+        pic: what to draw on.
+        steps: each with a value per lane of all warps.
+        y: where the first row begins.
+        middles: of the lanes, in x.
+        warp_size: lanes of a warp.
+        before: the first row's name.
+        after: what follows the names of the other rows.
+
+    Returns:
+        Where the next row begins, in y.
+    """
+    wide = 75 / len(middles)
     for number, state in enumerate(steps):
         distance = warp_size >> number
-        name = f"shuffle, xor {distance}" if number else "one value per lane"
+        name = f"shuffle, xor {distance}{after}" if number else before
         pic.text(2.5, y + 2, name)
         for lane, value in enumerate(state):
             warp = lane // warp_size
@@ -401,18 +449,4 @@ def reduction(values: Sequence[float], *, warp_size: int = 8) -> Figure:
                 pic.line((middles[lane], middles[lane]), ys)
                 pic.line((partner, middles[lane]), ys, tint(warp, 0.9))
         y += 8.5
-    y -= 8.5
-    if warps > 1:
-        y += 10
-        pic.text(2.5, y + 2, "shared memory")
-        for warp, value in enumerate(steps[-1][::warp_size]):
-            x = 60 + 6 * (warp - warps / 2)
-            below = 22.5 + wide * warp_size * (warp + 0.5)
-            pic.arrow((below, y - 5.7), (x + 3, y - 0.2))
-            gid = f"shared memory: {warp}"
-            pic.box((x, y, 6, 4), signed(value), tint(warp, 0.5), gid=gid)
-    pic.arrow((60, y + 4.2), (60, y + 8.3))
-    pic.text(2.5, y + 10.5, "the row's maximum")
-    look = {"edgecolor": INK, "gid": "result"}
-    pic.box((56, y + 8.5, 8, 4), signed(max(values)), tint(YELLOW, 0.6), **look)
-    return pic.figure
+    return y
