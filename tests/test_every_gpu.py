@@ -2,7 +2,7 @@
 
 Nothing here needs a GPU: the launches are made from tensors without memory, and
 compiled ahead of time. The chapters in `THEMSELVES` do the same in their own tests, as
-their launches differ most.
+their launches differ most. The pages' experiments are in `tests/benchmarks`.
 """
 
 import importlib
@@ -14,7 +14,6 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 import kernels
-from benchmarks import variants
 from kernels import (
     cooperative,
     gradient,
@@ -110,8 +109,6 @@ def of_online(dtype):
         shared = []  # by programs, in two launches
         online.prepare(view[:, :, :1], view[:, :, :1], shared.append)
         yield from shared
-    constants = {"BLOCK_COLS": 8192, "num_warps": 16}
-    yield variants.three_pass_kernel, meta.arguments(rows, rows)[:-1], constants
 
 
 def of_cooperative(dtype):
@@ -151,6 +148,15 @@ def kernel_of(launch):
     return launch.kernel if isinstance(launch, Launch) else launch[0]
 
 
+def compile_and_fit(launches, name):
+    """Compiles launches for a GPU, and asserts that a block of each fits its SM."""
+    on = gpu.named(name)
+    target = rf"\.target sm_{on.compute_capability}a?\b"
+    for compiled in compile.aot_all(launches, gpu=on):
+        assert compiled.count(target) == 1
+        assert occupancy.of(compiled).blocks_per_sm >= 1, str(compiled)
+
+
 # ---- the tests -----------------------------------------------------------------------
 
 
@@ -164,7 +170,7 @@ def test_every_kernel_of_the_course_is_launched():
     modules = [importlib.import_module(f"kernels.{stem}") for stem in stems]
     there = {
         value
-        for module in (*modules, variants)
+        for module in modules
         for name, value in vars(module).items()
         if isinstance(value, JITFunction | InterpretedFunction)
         and name.endswith("_kernel")
@@ -185,8 +191,4 @@ def test_the_other_chapters_compile_their_own_for_every_gpu(stem):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 @pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name, chapter):
-    on = gpu.named(name)
-    target = rf"\.target sm_{on.compute_capability}a?\b"
-    for compiled in compile.aot_all(launches_of(chapter), gpu=on):
-        assert compiled.count(target) == 1
-        assert occupancy.of(compiled).blocks_per_sm >= 1, str(compiled)
+    compile_and_fit(launches_of(chapter), name)
