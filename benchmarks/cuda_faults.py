@@ -7,6 +7,7 @@ a process of its own, as it would from a terminal:
 """
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -18,8 +19,8 @@ from typing import Any
 
 import torch
 
-from kernels import cuda
-from kernels.lab import backend, check, gpu, nvrtc
+from kernels import cuda, meta, strided
+from kernels.lab import backend, check, compile, gpu, nvrtc
 from kernels.lab.record import Unavailable
 
 Rows = list[dict[str, Any]]
@@ -136,6 +137,80 @@ def checked() -> Rows:
         name = f"cuda.{kernel}" if kernel else "cuda"
         rows.append({"kernel": name, "cases": passed.cases, "passes": bool(passed)})
     return rows
+
+
+# ---- beside Triton -------------------------------------------------------------------
+
+COUNTED = {
+    "shuffles": r"shfl\.sync\.bfly",
+    "barriers": r"bar\.sync",
+    "divisions": r"div\.(?:full|rn|approx)|rcp\.",
+}
+"""What `instructions` counts, as regular expressions."""
+
+
+def ptx_of(kernel: str, num_warps: int) -> dict[str, str]:
+    """The PTX of a kernel and of Triton's, for rows of 1024 float32 values on an H200.
+
+    Args:
+        kernel: one of `cuda.KERNELS`.
+        num_warps: of Triton's program, `strided.softmax_kernel`.
+    """
+    x, on = torch.empty(4096, 1024, device="meta"), gpu.named("H200")
+    ours = cuda.choose_config(*x.shape, x.dtype, 4, kernel, on=on).compiled
+    arguments = strided.softmax_kernel, *meta.arguments(x, x)
+    triton = compile.aot(*arguments, gpu=on, num_warps=num_warps)
+    return {f"{kernel}.cu": ours.ptx, "Triton": triton.ptx}
+
+
+def instructions() -> Rows:
+    """How many instructions of each kind of COUNTED the kernels have in PTX."""
+    return [
+        {"kernel": name, "warps": warps}
+        | {what: len(re.findall(each, ptx)) for what, each in COUNTED.items()}
+        for kernel, warps in (("warp", 1), ("block", 4))
+        for name, ptx in ptx_of(kernel, warps).items()
+    ]
+
+
+def across_warps() -> Rows:
+    """The PTX that combines the maxima of four warps, line by line: ours and Triton's.
+
+    Returns:
+        A row for each line, with a column for each kernel; see `combining`.
+    """
+    columns = {name: combining(ptx) for name, ptx in ptx_of("block", 4).items()}
+    lines = itertools.zip_longest(*columns.values())
+    return [dict(zip(columns, line, strict=True)) for line in lines]
+
+
+def combining(ptx: str) -> list[str]:
+    """The lines that combine the warps' maxima, from their store to shared memory on.
+
+    These are stores, barriers, loads, shuffles and maxima. Registers are numbered anew,
+    so that a compiler's version changes less. A shuffle's constants replace the
+    registers that hold them, and its predicate, which nothing reads, is left out.
+
+    Args:
+        ptx: of a softmax that first subtracts after its maximum is known.
+    """
+    constants = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (-?\d+);", ptx))
+    core = re.search(r"[^\n]*st\.shared\.[bf]32.*?(?=\bsub\.)", ptx, re.S)[0]
+    kinds = r"(?:@%p\d+ )?(?:(?:st|ld)\.shared\.[bf]32|bar\.|shfl\.|max\.)"
+    numbers: dict[str, dict[str, int]] = {}
+
+    def anew(found: re.Match) -> str:
+        seen = numbers.setdefault(found[1], {})
+        return f"%{found[1]}{seen.setdefault(found[2], len(seen) + 1)}"
+
+    lines = []
+    for line in (" ".join(line.split()) for line in core.splitlines()):
+        if re.match(kinds, line):
+            if line.startswith("shfl"):
+                line = re.sub(r"\|%p\d+", "", line)
+                line = re.sub(r"%r\d+", lambda r: constants.get(r[0], r[0]), line)
+            lines.append(re.sub(r"%([a-z]+)(\d+)", anew, line))
+    return lines
 
 
 # ---- the crossing --------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """What a GPU makes of faulty kernels is what the models say, and the tools find it."""
 
+import re
+from collections import Counter
+
 import pytest
 
 from benchmarks import cuda_faults
 from kernels import cuda
-from kernels.lab import backend, models
+from kernels.lab import backend, models, nvrtc
 from kernels.lab.record import Unavailable
 
 RACE = """
@@ -145,3 +148,70 @@ def test_racecheck_finds_the_missing_barrier_and_nothing_else():
 def test_memcheck_finds_nothing():
     (said,) = watched("memcheck", "softmaxes")
     assert said["summary"] == "ERROR SUMMARY: 0 errors" and said["finding"] is None
+
+
+# ---- beside Triton -------------------------------------------------------------------
+
+PTX = """
+mov.u32 \t%r41, 31;
+mov.u32 \t%r40, 16;
+st.shared.v4.f32 [%r2], {%f1, %f2, %f3, %f4};
+shfl.sync.bfly.b32 \t%r42|%p11, %r39, %r40, %r41, -1;
+@%p7 bra \t$L__BB0_21;
+@%p9 st.shared.f32 \t[%r59], %f59;
+bar.sync \t0;
+mov.u32 \t%r66, 2;
+shfl.sync.bfly.b32 \t%r68|%p19, %r64, %r66, %r41, -1;
+mov.b32 \t%f113, %r68;
+max.ftz.f32 \t%f114, %f59, %f113;
+ld.shared.v4.f32 \t{%f1, %f2, %f3, %f4}, [%r59];
+sub.ftz.f32 \t%f5, %f1, %f114;
+bar.sync \t0;
+"""
+
+
+def test_of_the_ptx_only_what_combines_the_maxima_is_left():
+    assert cuda_faults.combining(PTX) == [
+        "@%p1 st.shared.f32 [%r1], %f1;",
+        "bar.sync 0;",
+        "shfl.sync.bfly.b32 %r2, %r3, 2, 31, -1;",
+        "max.ftz.f32 %f2, %f1, %f3;",
+    ]
+
+
+@pytest.fixture
+def compiler():
+    """Skips where NVIDIA's packages are not installed."""
+    try:
+        nvrtc.toolkit()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.usefixtures("compiler")
+def test_our_warps_shuffle_in_five_steps_and_tritons_in_two():
+    rows = cuda_faults.across_warps()
+    ours, its = ("\n".join(filter(None, (r[k] for r in rows))) for k in rows[0])
+    distances = re.findall(r"shfl\.sync\.bfly\.b32 %r\d+, %r\d+, (\d+), 31", ours)
+    assert distances == ["16", "8", "4", "2", "1"]
+    assert re.findall(r"%r\d+, %r\d+, (\d+), 31", its) == ["2", "1"]
+    assert ours.count("max") == 5 and its.count("max") == 2
+    assert (ours.count("bar"), ours.count("st.shared")) == (1, 1)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_our_block_has_more_shuffles_and_fewer_barriers_than_tritons():
+    warp, triton_1, block, triton_4 = cuda_faults.instructions()
+    assert warp["shuffles"] == triton_1["shuffles"] == 10
+    assert warp["barriers"] == triton_1["barriers"] == 0
+    assert warp["divisions"] == block["divisions"] == 1 < triton_4["divisions"]
+    assert block["shuffles"] == 20 > triton_4["shuffles"] == 14
+    assert block["barriers"] == 2 < triton_4["barriers"]
+
+
+@pytest.mark.usefixtures("compiler")
+def test_triton_keeps_maxima_and_sums_at_the_same_place():
+    """So its warps wait once more, between both."""
+    ptx = cuda_faults.ptx_of("block", 4)["Triton"]
+    places = Counter(re.findall(r"st\.shared\.b32 \[ ?(%r\d+)", ptx))
+    assert set(places.values()) == {2}
