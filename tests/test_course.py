@@ -328,9 +328,14 @@ def test_cells_are_short(notebook):
         assert len(source.splitlines()) <= LONGEST_CELL, source
 
 
-def test_lines_of_code_fit_a_page(notebook):
+@pytest.mark.parametrize(
+    "path",
+    [*NOTEBOOKS, *sorted((ROOT / "notebooks" / "solutions").glob("*.ipynb"))],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_lines_of_code_fit_a_page(path):
     """A formatter's 88 columns are for modules. It does not break a line of imports."""
-    for cell in code(notebook):
+    for cell in code(nbformat.read(path, as_version=4)):
         for line in cell.source.splitlines():
             assert len(line) <= 80 or line.startswith("from kernels.lab import"), line
 
