@@ -2,8 +2,8 @@
 
 Builds on: `kernels.program` and `kernels.persistent`, whose kernels are compiled here.
 Changes: the softmax has one operation a line, so that a line of any stage belongs to
-    one operation; the vector addition has no mask. Names and line breaks leave no trace
-    in the machine code, which is that of `kernels.program`.
+    one operation. Names and line breaks leave no trace in the machine code, which is
+    that of `kernels.program`.
 Costs: MN values read and MN written, as `kernels.program`.
 Source: the passes of Triton's NVIDIA backend (`triton/backends/nvidia/compiler.py`);
     NVIDIA's PTX ISA, and the CUDA Binary Utilities on the instructions of SASS.
@@ -17,25 +17,14 @@ import triton
 import triton.language as tl
 
 from kernels import persistent, program
-from kernels.lab import stages
+from kernels.lab import compile, stages
+from kernels.lab import judge as judging
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import Launch, pointer_to
+from kernels.lab.verdict import wrapped
 
 MAX_COLS = program.MAX_COLS
-
-
-@triton.jit
-def add_unmasked_kernel(output_ptr, x_ptr, y_ptr, BLOCK: tl.constexpr):
-    """One program adds BLOCK neighbouring elements, all of which must exist.
-
-    Args:
-        output_ptr, x_ptr, y_ptr: the vectors' first elements.
-        BLOCK: elements per program, a power of two that divides the vectors' length.
-    """
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + offsets)
-    y = tl.load(y_ptr + offsets)
-    tl.store(output_ptr + offsets, x + y)
+ADD_BLOCK = 512  # elements of a program of the vector addition
 
 
 @triton.jit
@@ -82,29 +71,21 @@ def add_launch_for(
     x: torch.Tensor,
     y: torch.Tensor,
     *,
-    block: int = 512,
-    masked: bool = True,
+    kernel: Any = program.add_kernel,
 ) -> Launch:
-    """Returns the launch of a vector addition, in programs of 4 warps.
+    """Returns the launch of a vector addition, in blocks of 512, each of 4 warps.
 
     Args:
         output, x, y: (N,), contiguous; may be on the "meta" device.
-        block: elements per program, a power of two.
-        masked: whether the kernel is `program.add_kernel`, or the one without a mask.
-
-    Raises:
-        ValueError: masked is False, and block does not divide N.
+        kernel: has the parameters of `program.add_kernel`; may also have EVEN, which is
+            True where no block passes the vectors' end.
     """
-    if not masked and len(x) % block:
-        raise ValueError(
-            f"block must divide the {len(x)} elements of x where there is no mask, "
-            f"got {block}; masked=True takes any length"
-        )
-    kernel = program.add_kernel if masked else add_unmasked_kernel
-    scalars = (len(x),) if masked else ()
+    constants = {"BLOCK": ADD_BLOCK, "EVEN": len(x) % ADD_BLOCK == 0, "num_warps": 4}
+    if "EVEN" not in kernel.arg_names:
+        del constants["EVEN"]
     pointers = tuple(map(pointer_to, (output, x, y)))
-    grid = (triton.cdiv(len(x), block),)
-    return Launch(kernel, grid, scalars, {"BLOCK": block, "num_warps": 4}, pointers)
+    grid = (triton.cdiv(len(x), ADD_BLOCK),)
+    return Launch(kernel, grid, (len(x),), constants, pointers)
 
 
 def loop_launch_for(
@@ -165,6 +146,8 @@ def judge(guess: Any, old: Compiled, new: Compiled) -> str:
         return 'No guess yet: put the name of an instruction there, such as "setp".'
     if not isinstance(guess, str):
         raise TypeError(f"guess must be text such as 'setp', got {guess!r}")
+    if stages.opcodes(old) == stages.opcodes(new):
+        return "Not judged: both kernels have the same instructions so far."
     before, after = count(old, guess), count(new, guess)
     if before != after:
         return f"Right: there are {after} {guess} where there were {before}."
@@ -172,3 +155,39 @@ def judge(guess: Any, old: Compiled, new: Compiled) -> str:
         return f"No: {before} {guess} before and after. Look again at what moved."
     names = sorted({each.split(".")[0] for each in stages.opcodes(old)})
     return f"No: neither kernel has {guess}. The first one has: {', '.join(names)}."
+
+
+# ---- the learner's addition ----------------------------------------------------------
+
+
+def judge_add(kernel: Any) -> str:
+    """Says whether an addition is right, and has no mask where it needs none.
+
+    Args:
+        kernel: takes (output_ptr, x_ptr, y_ptr, n, BLOCK, EVEN); see `add_launch_for`.
+
+    Returns:
+        A sentence.
+    """
+
+    def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(x)
+        add_launch_for(output, x, y, kernel=kernel)(output, x, y)
+        return output
+
+    add.__name__ = kernel.fn.__name__
+    lengths = [((n,), (n,)) for n in (1000, 1024, 512, 513, 1)]
+    dtypes = [torch.float32]
+    found = judging.operator(add, torch.add, lengths, dtypes=dtypes, seeds=1)
+    if not found:
+        return found.sentence
+    v = torch.empty(2 * ADD_BLOCK, device="meta")
+    made = compile.aot(add_launch_for(v, v, v, kernel=kernel), gpu="H200")
+    compares, predicates = count(made, "setp"), made.count(r"@%p\d+ (ld|st)\.global")
+    said = f"{add.__name__} is right for {len(lengths)} lengths"
+    if compares or predicates:
+        return wrapped(
+            f"Not yet: {said}, but where EVEN is true, its PTX still has what a mask "
+            f"becomes: {compares} setp and {predicates} accesses with a predicate."
+        )
+    return wrapped(f"Right: {said}, and where EVEN is true, no access has a predicate.")

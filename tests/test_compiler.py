@@ -18,6 +18,59 @@ GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 SINGLE, HALF = torch.float32, torch.bfloat16
 
 
+@triton.jit
+def masked_add(output_ptr, x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    x = tl.load(x_ptr + offsets, mask=inside)
+    y = tl.load(y_ptr + offsets, mask=inside)
+    tl.store(output_ptr + offsets, x + y, mask=inside)
+
+
+@triton.jit
+def even_add(output_ptr, x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = None if EVEN else offsets < n
+    x = tl.load(x_ptr + offsets, mask=inside)
+    y = tl.load(y_ptr + offsets, mask=inside)
+    tl.store(output_ptr + offsets, x + y, mask=inside)
+
+
+@triton.jit
+def half_even(output_ptr, x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = (offsets < n) | EVEN
+    x = tl.load(x_ptr + offsets, mask=inside)
+    y = tl.load(y_ptr + offsets, mask=inside)
+    tl.store(output_ptr + offsets, x + y, mask=offsets < n)
+
+
+@triton.jit
+def never_masked(output_ptr, x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    y = tl.load(y_ptr + offsets)
+    tl.store(output_ptr + offsets, x + y)
+
+
+@triton.jit
+def stores_more(output_ptr, x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = None if EVEN else offsets < n
+    x = tl.load(x_ptr + offsets, mask=inside)
+    y = tl.load(y_ptr + offsets, mask=inside)
+    tl.store(output_ptr + offsets, x + y)
+
+
+@triton.jit
+def subtracts(output_ptr, x_ptr, y_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = None if EVEN else offsets < n
+    x = tl.load(x_ptr + offsets, mask=inside)
+    y = tl.load(y_ptr + offsets, mask=inside)
+    tl.store(output_ptr + offsets, x - y, mask=inside)
+
+
 def rows(n_cols: int = 1024, dtype: torch.dtype = SINGLE) -> torch.Tensor:
     """A matrix of 4096 rows that has no memory."""
     return torch.empty(4096, n_cols, dtype=dtype, device="meta")
@@ -75,17 +128,20 @@ def test_is_right_with_any_number_of_warps(num_warps):
     assert_right(output, x)
 
 
-@pytest.mark.parametrize("masked", [True, False])
-def test_adds(masked):
-    x, y = matrix(1, 2048)[0], matrix(1, 2048, seed=1)[0]
+@pytest.mark.parametrize("n", [1000, 2048])
+def test_adds(n):
+    x, y = matrix(1, n)[0], matrix(1, n, seed=1)[0]
     output = torch.full_like(x, 7.0)
-    compiler.add_launch_for(output, x, y, masked=masked)(output, x, y)
+    compiler.add_launch_for(output, x, y)(output, x, y)
     assert torch.equal(output, x + y)
 
 
-def test_a_mask_is_needed_for_other_lengths():
-    with pytest.raises(ValueError, match=r"block must divide the 1000 .* got 512"):
-        compiler.add_launch_for(vector(1000), vector(1000), vector(1000), masked=False)
+@pytest.mark.parametrize(("n", "even"), [(1, False), (1000, False), (1024, True)])
+def test_a_kernel_learns_whether_blocks_fill_the_vectors(n, even):
+    v = vector(n)
+    launch = compiler.add_launch_for(v, v, v, kernel=even_add)
+    assert launch.constants["EVEN"] is even
+    assert "EVEN" not in compiler.add_launch_for(v, v, v).constants
 
 
 @pytest.mark.parametrize("num_stages", [1, 3])
@@ -114,7 +170,8 @@ def test_every_launch_compiles_and_fits(name):
             x = rows(n_cols, dtype)
             launches.append(compiler.softmax_launch_for(x, x))
         v, x = vector(1024, dtype), rows(8192, dtype)
-        launches += [compiler.add_launch_for(v, v, v, masked=m) for m in (True, False)]
+        kernels = program.add_kernel, even_add
+        launches += [compiler.add_launch_for(v, v, v, kernel=k) for k in kernels]
         launches += [compiler.loop_launch_for(x, x, num_stages=s) for s in (1, 3)]
     for made in compile.aot_all(launches, gpu=name):
         assert occupancy.of(made).blocks_per_sm >= 1
@@ -264,7 +321,7 @@ def test_a_right_guess_is_told(change):
         "8 warps": (softmax_of(), partial(softmax_of, num_warps=8)),
         "bfloat16": (softmax_of(), partial(softmax_of, dtype=HALF)),
         "1000 columns": (softmax_of(), partial(softmax_of, n_cols=1000)),
-        "no mask": (addition(), partial(addition, masked=False)),
+        "no mask": (addition(), partial(addition, kernel=even_add)),
     }
     old, new = pairs[change][0], pairs[change][1]()
     name, before, after = CHANGES[change]
@@ -277,10 +334,30 @@ def test_a_wrong_guess_is_told():
     old, new = softmax_of(), softmax_of(num_warps=8)
     assert compiler.judge(..., old, new).startswith("No guess yet")
     assert compiler.judge("bra", old, new).startswith("No: neither kernel has bra")
+    said = compiler.judge("setp", addition(), addition(kernel=masked_add))
+    assert said == "Not judged: both kernels have the same instructions so far."
     same = compiler.judge("shfl", old, softmax_of(dtype=HALF))
     assert same.startswith("No: 14 shfl before and after")
     with pytest.raises(TypeError, match="guess must be text such as 'setp', got 3"):
         compiler.judge(3, old, new)
+
+
+# ---- the learner's addition ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kernel", "said"),
+    [
+        (masked_add, "Not yet: masked_add is right for 5 lengths, .* 1 setp and 3 acc"),
+        (half_even, "Not yet: half_even is right for 5 lengths, .* 1 setp and 1 acc"),
+        (never_masked, "out of bounds. never_masked, program 1: load .* of x_ptr"),
+        (stores_more, "out of bounds. stores_more, program 1: store .* of output_ptr"),
+        (subtracts, "With 1000 values and 1000 values .*, element 0 of the result is"),
+        (even_add, "Right: even_add is right for 5 lengths, .* no access has a pred"),
+    ],
+)
+def test_an_addition_is_judged_in_a_sentence(kernel, said):
+    assert re.search(said, compiler.judge_add(kernel).replace("\n", " "))
 
 
 # ---- Triton 1.0's listing ------------------------------------------------------------
