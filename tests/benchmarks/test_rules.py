@@ -7,7 +7,7 @@ import triton
 
 from benchmarks import rules
 from kernels import meta
-from kernels.lab import record
+from kernels.lab import backend, record
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def test_all_allowed_warps_are_taken_by_the_softmax():
     assert rules.allowed(1024) == [*meta.WARPS]
     assert rules.allowed(8193) == [2, 4, 8, 16, 32]
     for n_cols in {case.n_cols for case in (*rules.POWERS, *rules.OTHERS)}:
-        x = torch.empty(0, n_cols)
+        x = torch.empty(0, n_cols, device=backend.DEVICE)
         for num_warps in rules.allowed(n_cols):
             meta.softmax(x, num_warps=num_warps)
 

@@ -1,5 +1,6 @@
 """Each step towards chapter `tiled`'s kernel is a softmax, and a small change."""
 
+import importlib
 import itertools
 
 import pytest
@@ -15,11 +16,34 @@ KERNELS = [tiles.tile_kernel, tiles.wide_kernel, tiles.blocks_kernel]
 NEWER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
 
 
-@pytest.mark.parametrize("name", [*tiles.STEPS, *tiles.TILES])
+@pytest.mark.parametrize("name", tiles.STEPS)
 def test_each_step_is_a_softmax(name):
-    function = {**tiles.STEPS, **tiles.TILES}[name]
-    summary = check.softmax(function, dtypes=[torch.bfloat16], max_cols=136)
+    how = {"dtypes": [torch.bfloat16], "max_cols": 136}
+    summary = check.softmax(tiles.STEPS[name], **how)
     assert summary, summary
+
+
+@pytest.mark.parametrize("rows", tiles.TILES)
+def test_tiles_of_any_number_of_rows_are_softmaxes(rows):
+    def softmax(x):
+        one_element = rows == x.shape[1] == 1  # no tile of one element is compiled
+        return (tiled.softmax if one_element else tiles.TILES[rows])(x)
+
+    how = {"dtypes": [torch.bfloat16, torch.float32], "layouts": ["sliced", "offset"]}
+    summary = check.softmax(softmax, max_cols=136, **how)
+    assert summary, summary
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_of_any_number_of_rows_compile(dtype):
+    for rows, n_cols in itertools.product(tiles.TILES, (1, 2, 32, 33, 64)):
+        x = meta_matrix(64, n_cols, dtype)
+        launch = tiles.changed_launch(x, x, rows=rows, num_warps=1)
+        if rows == n_cols == 1:
+            with pytest.raises(RuntimeError, match="parsing"):
+                compile.aot(launch)
+        else:
+            compile.aot(launch)
 
 
 def added(old, new) -> list[str]:
@@ -103,6 +127,22 @@ def my_kernel(y_ptr, x_ptr, m, n, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
 VISIBLE = "n // VECTOR * VECTOR"
 
 
+@pytest.fixture
+def kernel_of(tmp_path, monkeypatch):
+    """A function that makes the kernel whose lines have these texts."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(number, in_mask, in_address):
+        text = "from kernels.tiled import block_max, exp_shifted\n"
+        text += "import triton\nimport triton.language as tl\n"
+        text += KERNEL.format(number, in_mask, in_address, in_address)
+        name = f"wide_{abs(hash(text))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return importlib.import_module(name).my_kernel
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("number", "in_mask", "in_address", "said"),
     [
@@ -116,13 +156,16 @@ VISIBLE = "n // VECTOR * VECTOR"
     ],
 )
 def test_a_kernel_is_judged_in_a_sentence(
-    tmp_path, monkeypatch, capsys, number, in_mask, in_address, said
+    kernel_of, capsys, number, in_mask, in_address, said
 ):
-    text = "from kernels.tiled import block_max, exp_shifted\n"
-    text += "import triton\nimport triton.language as tl\n"
-    text += KERNEL.format(number, in_mask, in_address, in_address)
-    name = f"wide_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    tiles.judge(__import__(name).my_kernel)
+    tiles.judge(kernel_of(number, in_mask, in_address))
     assert said in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_a_promise_about_one_column_compiles(kernel_of):
+    kernel = kernel_of("tl.multiple_of(n, VECTOR)", "n", "n")
+    x = compile.pointer(torch.bfloat16)
+    for n_rows, n_cols in ((1, 1), (8, 1), (1, 8)):
+        compile.aot(tiles.unspecialised(kernel), x, x, n_rows, n_cols, n_cols, n_cols)
+    with pytest.raises(triton.CompilationError, match="no attribute 'shape'"):
+        compile.aot(kernel, x, x, 8, 1, 1, 1)  # as it is: n is a constant
