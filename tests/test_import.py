@@ -27,6 +27,8 @@ NOT_LOADED = {"matplotlib", "pandas", "IPython", "cloudpickle", "filelock", "ipy
 def python(code: str, folder: Path, *path: str) -> subprocess.CompletedProcess:
     """Runs code in a folder as a reader would, without what conftest.py has set.
 
+    A limit of memory is a course's: with it, `kernels.lab.description` is loaded.
+
     Args:
         code: for `python -c`, which looks for packages in the folder first.
         folder: the working directory.
@@ -34,7 +36,8 @@ def python(code: str, folder: Path, *path: str) -> subprocess.CompletedProcess:
     """
     rest = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     rest = [entry for entry in rest if entry and Path(entry) != backend.ROOT]
-    kept = {key: v for key, v in os.environ.items() if key != "TRITON_INTERPRET"}
+    ours = {"TRITON_INTERPRET", "COURSE_GPU_GB"}
+    kept = {key: value for key, value in os.environ.items() if key not in ours}
     return subprocess.run(
         [sys.executable, "-c", code],
         env=kept | {"PYTHONPATH": os.pathsep.join([*path, *rest])},
