@@ -13,14 +13,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from kernels import cuda, meta, strided
-from kernels.lab import backend, check, compile, gpu, nvrtc
+from kernels.lab import backend, check, compile, gpu, nvrtc, show
 from kernels.lab.record import Unavailable
 
 Rows = list[dict[str, Any]]
@@ -187,9 +188,9 @@ def across_warps() -> Rows:
 def combining(ptx: str) -> list[str]:
     """The lines that combine the warps' maxima, from their store to shared memory on.
 
-    These are stores, barriers, loads, shuffles and maxima. Registers are numbered anew,
-    so that a compiler's version changes less. A shuffle's constants replace the
-    registers that hold them, and its predicate, which nothing reads, is left out.
+    These are stores, barriers, loads, shuffles and maxima. A shuffle's constants
+    replace the registers that hold them. Its predicate, which nothing reads, is left
+    out.
 
     Args:
         ptx: of a softmax that first subtracts after its maximum is known.
@@ -197,20 +198,37 @@ def combining(ptx: str) -> list[str]:
     constants = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (-?\d+);", ptx))
     core = re.search(r"[^\n]*st\.shared\.[bf]32.*?(?=\bsub\.)", ptx, re.S)[0]
     kinds = r"(?:@%p\d+ )?(?:(?:st|ld)\.shared\.[bf]32|bar\.|shfl\.|max\.)"
-    numbers: dict[str, dict[str, int]] = {}
-
-    def anew(found: re.Match) -> str:
-        seen = numbers.setdefault(found[1], {})
-        return f"%{found[1]}{seen.setdefault(found[2], len(seen) + 1)}"
-
     lines = []
     for line in (" ".join(line.split()) for line in core.splitlines()):
         if re.match(kinds, line):
             if line.startswith("shfl"):
                 line = re.sub(r"\|%p\d+", "", line)
                 line = re.sub(r"%r\d+", lambda r: constants.get(r[0], r[0]), line)
-            lines.append(re.sub(r"%([a-z]+)(\d+)", anew, line))
-    return lines
+            lines.append(line)
+    return renumbered(lines)
+
+
+def renumbered(lines: Sequence[str]) -> list[str]:
+    """PTX with registers numbered in their order, so that versions differ less.
+
+    Addresses are %a1, %a2, …, whether a compiler keeps them in 32 bits or in 64.
+    """
+    numbers: dict[str, dict[str, int]] = {}
+
+    def anew(found: re.Match) -> str:
+        kind = "a" if found[1] else found[2]
+        seen = numbers.setdefault(kind, {})
+        number = seen.setdefault(found[2] + found[3], len(seen) + 1)
+        return f"{found[1] or ''}%{kind}{number}"
+
+    return [re.sub(r"(\[ ?)?%([a-z]+)(\d+)", anew, line) for line in lines]
+
+
+def side_by_side(observed: pd.DataFrame) -> show.Code:
+    """What `across_warps` found, one kernel's lines beside the other's."""
+    columns = [[name, *renumbered(observed[name].fillna(""))] for name in observed]
+    pairs = zip(*columns, strict=True)
+    return show.Code("\n".join(f"{ours:43}{its}" for ours, its in pairs), "text")
 
 
 # ---- the crossing --------------------------------------------------------------------

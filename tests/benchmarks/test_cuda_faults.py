@@ -172,11 +172,19 @@ bar.sync \t0;
 
 def test_of_the_ptx_only_what_combines_the_maxima_is_left():
     assert cuda_faults.combining(PTX) == [
-        "@%p1 st.shared.f32 [%r1], %f1;",
+        "@%p1 st.shared.f32 [%a1], %f1;",
         "bar.sync 0;",
-        "shfl.sync.bfly.b32 %r2, %r3, 2, 31, -1;",
+        "shfl.sync.bfly.b32 %r1, %r2, 2, 31, -1;",
         "max.ftz.f32 %f2, %f1, %f3;",
     ]
+
+
+def test_an_address_of_64_bits_is_shown_as_one_of_32():
+    wide = ["st.shared.f32 [%rd7], %f4;", "mov.b32 %r5, %f4;"]
+    narrow = ["st.shared.f32 [%r2], %f9;", "mov.b32 %r3, %f9;"]
+    shown = cuda_faults.renumbered(wide)
+    assert shown == cuda_faults.renumbered(narrow)
+    assert shown == ["st.shared.f32 [%a1], %f1;", "mov.b32 %r1, %f1;"]
 
 
 @pytest.fixture
