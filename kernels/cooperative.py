@@ -25,7 +25,7 @@ from kernels.unaligned import alignment, edge_columns, split_row
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 LONG_BYTES = 60000  # of a row, for each SM: from here, larger parts are faster (H200)
-ROW_BYTES = 98304  # of a row, for each SM: beyond, `online` is faster (H200)
+ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is faster (H200)
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
@@ -228,12 +228,14 @@ def are_resident(
 ) -> bool:
     """Whether the current GPU runs all programs of a row at once, and it pays.
 
-    Rows of more than ROW_BYTES for each SM don't. Args: as for `choose_config`.
+    A third of the places stays free for rows of other calls. Rows of more than
+    ROW_BYTES for each SM don't pay. Args: as for `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
-    fits = n_cols * element_size <= ROW_BYTES * launch.n_sms()
-    return fits and n_parts <= launch.programs_at_once(config.num_warps, config.maxnreg)
+    places = launch.programs_at_once(config.num_warps, config.maxnreg)
+    pays = n_cols * element_size <= ROW_BYTES * launch.n_sms()
+    return pays and 3 * n_parts <= 2 * places
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:

@@ -646,16 +646,16 @@ def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20)]
 )
 def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
-    """And that is three eighths of what the registers hold, on a GPU of any size."""
+    """Of what the registers hold: a quarter by a few rows, 0.36 by many."""
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
     lengths = range(2**12, 2**25, 2**12 + 1)
-    for n_rows in (1, 10**6):
+    for n_rows, share in ((1, 0.25), (10**6, 0.3625)):
         forms = ((n_rows, n, element_size, 1, True) for n in lengths)
         found = [cooperative.are_resident(*form) for form in forms]
         n_resident = found.count(True)
         assert all(found[:n_resident]) and n_resident < len(found)
         longest = lengths[n_resident - 1] * element_size
-        assert 0.365 < longest / (sms * 65536 * 4) <= 0.375
+        assert 0.96 * share < longest / (sms * 65536 * 4) <= share
 
 
 @pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
@@ -889,14 +889,23 @@ def microseconds(function: Callable[[], None]) -> float:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("share", [0.6, 0.9])
-def test_two_streams_whose_rows_do_not_fit_together(share):
+@pytest.mark.parametrize(
+    ("share", "changes"),
+    [
+        (0.6, {}),  # about the longest rows that `kernels.softmax` has it take
+        (0.9, {"block_cols": 8192, "block_parts": 1024, "maxnreg": 96}),
+    ],
+)
+def test_two_streams_whose_rows_do_not_fit_together(share, changes):
     """They end within twice the time of one after the other."""
     n_held = launch_module.programs_at_once(num_warps=4, maxnreg=96)
-    x = torch.randn(16, int(share * n_held) * 8192, device=backend.DEVICE)
+    n_cols = int(share * n_held) * 8192
+    x = torch.randn(16, n_cols, device=backend.DEVICE)
     streams = torch.cuda.Stream(), torch.cuda.Stream()
     outputs = torch.empty_like(x), torch.empty_like(x)
-    launches = [CachedLaunch(cooperative.launch_for(y, x)) for y in outputs]
+    config = cooperative.choose_config(16, n_cols, 4, 4, True)
+    config = dataclasses.replace(config, **changes)
+    launches = [CachedLaunch(cooperative.launch_for(y, x, config)) for y in outputs]
 
     def on(used: tuple[torch.cuda.Stream, ...]) -> None:
         for stream, launch, y in zip(used, launches, outputs, strict=True):
