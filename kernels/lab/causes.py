@@ -224,9 +224,11 @@ def _readings(
             )
     if e.block == n_cols:
         return
+    count = e.block - n_cols
+    after = "element" if count == 1 else f"{count} elements"
     yield (
         e.at(*e.strides, e.block),
-        f"The {e.block - n_cols} elements after the row took part. A block of "
+        f"The {after} after the row took part. A block of "
         f"{e.block} is longer than the row: does the load have a mask?",
     )
     for filling in fillings:
@@ -245,12 +247,13 @@ def _masked(e: Evidence, filling: float, softmax: bool) -> str:
                 "value never wins a maximum?"
             )
         return (
-            f"{elements} took part in the sum: they held 0, and exp(0 - maximum) is "
-            "above 0. Which value has the exponential 0?"
+            f"{elements} took part in the sum, as 0, and exp(0 - maximum) is above 0. "
+            "Which value has the exponential 0?"
         )
+    last = "last holds" if count == 1 else f"last {count} hold"
     return (
-        f"This is the result of a row of {e.block} elements, of which the last "
-        f"{count} hold {filling:g}. {elements} took part. Which value changes nothing?"
+        f"This is the result of a row of {e.block} elements, of which the {last} "
+        f"{filling:g}. {elements} took part. Which value changes nothing?"
     )
 
 

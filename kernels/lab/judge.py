@@ -223,6 +223,8 @@ def value(answer: Any, want: Any) -> Verdict:
     if not wrong:
         return _verdict(True, f"Right: {shown(answer)}.")
     of = f" for {wrong[0]}" if len(wanted) > 1 else ""
+    if of and isinstance(answer, list | tuple):
+        of = f" at place {wrong[0] + 1} of {len(wanted)}"
     return _verdict(False, f"Not yet: {shown(parts[wrong[0]])}{of} is not right.")
 
 
@@ -293,7 +295,7 @@ def guess(
     both = f"guessed {_short(guesses[worst])}, found {_short(right[worst])} {unit}"
     both = both.rstrip()
     if len(right) == 1:
-        said = f"{name}: {both}" if name else both.capitalize()
+        said = f"{name}: {both}" if name else f"G{both[1:]}"
         return _verdict(bool(near), f"{said}, {'' if near else 'not '}{how}.")
     count = len(factors)
     said = f"{near} of {count} {'guess' if count == 1 else 'guesses'} "

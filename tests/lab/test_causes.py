@@ -56,7 +56,7 @@ def distances(x):
 
 CAUSES = {
     "no maximum": "inf/inf is NaN. Was the row's maximum subtracted",
-    "padding with 0": "held 0, and exp(0 - maximum) is above 0. Which value has",
+    "padding with 0": "sum, as 0, and exp(0 - maximum) is above 0. Which value has",
     "no mask on the load": "The 6 elements after the row took part. A block of 16",
     "row stride ignored": "row to the next it is x.stride(0) elements: 42 here, not 10",
     "column stride ignored": "it is x.stride(1) elements: 13 here, not 1.",

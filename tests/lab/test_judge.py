@@ -582,7 +582,7 @@ def test_on_a_gpu_too_an_access_far_outside_is_a_sentence():
         (None, 3, 'Not yet: replace the "..." by your answer.'),
         ("Registers ", "registers", "Right: Registers ."),
         ((1, ...), (1, 2), 'Not yet: replace the "..." by your answer (1).'),
-        ((1, 3), (1, 2), "Not yet: 3 for 1 is not right."),
+        ((1, 3), (1, 2), "Not yet: 3 at place 2 of 2 is not right."),
         ((1, 2, 3), (1, 2), "Not yet: 2 values are asked for, got (1, 2, 3)."),
         ({"a": 1, "b": 2}, {"b": 2, "a": 1}, "Right: {'a': 1, 'b': 2}."),
         ({"a": 1, "b": 3}, {"b": 2, "a": 1}, "Not yet: 3 for b is not right."),
@@ -681,3 +681,8 @@ def test_what_is_no_function():
     assert said(judge.rows(..., reference)) == 'Not yet: the function is still "...".'
     with pytest.raises(TypeError, match="must be a function to judge, got int"):
         judge.rows(3, reference)
+
+
+def test_a_single_guess_keeps_its_unit():
+    said = str(judge.guess(1000.0, 4000.0, "GB/s"))
+    assert said.startswith("Guessed") and "GB/s" in said
