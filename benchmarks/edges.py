@@ -63,6 +63,7 @@ def tail_kernel(
     # "// VECTOR * VECTOR" changes no number, but tells the compiler what divides it.
     body = n_cols // VECTOR * VECTOR
     input_ptrs = input_ptr + rows * (input_row_stride // VECTOR * VECTOR)
+    # The edges are a small block of their own.
     edge_cols = body + tl.arange(0, VECTOR)[None, :]
     at_edge = is_row & (edge_cols < n_cols)
     edges = load_or_neg_inf(input_ptrs + edge_cols, at_edge)
@@ -134,8 +135,10 @@ def head_kernel(
     first_row = tl.program_id(0) * ROWS
     rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, 2 * VECTOR)[None, :]
     start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
+    # The edges are a small block of their own.
     edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
     edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
+
     x, places, inside = load_narrow(
         input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, VECTOR
     )
@@ -201,8 +204,10 @@ def beside_kernel(
     first_row = tl.program_id(0) * ROWS
     rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, 2 * VECTOR)[None, :]
     start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
+    # The edges are a small block of their own.
     edge_cols, at_edge = edge_columns(edge, head, body, length, VECTOR)
     edges = load_or_neg_inf(input_ptr + start + edge_cols, at_edge)
+
     x, places, inside = load_wide(
         input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, VECTOR
     )

@@ -62,10 +62,19 @@ def excerpt(function: Callable, first: str, last: str) -> Code:
     raise ValueError(f"function must have lines from {first!r} to {last!r}")
 
 
-def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
+def diff(
+    old: Callable,
+    new: Callable,
+    *,
+    indentation: bool = True,
+    first: str | None = None,
+    last: str | None = None,
+    context: int | None = None,
+) -> Code:
     """The lines that change from one function or kernel to another, in their context.
 
-    Docstrings are left out. The language of the text is "diff", for which the book has
+    A large change is easier to read in pieces: first and last choose one. Docstrings
+    are left out. The language of the text is "diff", for which the book has
     two colours, of removed and of added lines (`course.css`), and JupyterLab, as `make
     lab` starts it, too (`book/labextensions`).
 
@@ -74,9 +83,15 @@ def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
         indentation: False takes a line that is only indented differently for the same
             line, and shows it as `new` has it: a loop is added in one line, and the
             lines that move into it are not changes.
+        first, last: how the first line of the piece begins, and how the line after its
+            last one begins, without sign and indentation. Removed lines count, too.
+            None takes the piece from the function's start, or up to its end.
+        context: how many lines that stay are shown before and after those that change;
+            "⋮" stands for the others. None shows them all.
 
     Raises:
         TypeError: as `source`.
+        ValueError: no lines begin with first and, after that, with last.
     """
     before, after = (
         _without_docstring(_source(each)).splitlines() for each in (old, new)
@@ -93,7 +108,37 @@ def diff(old: Callable, new: Callable, *, indentation: bool = True) -> Code:
     for sign in (change[:1] for change in changes):
         old_line = next(olds) if sign != "+" else ""
         lines.append(sign + (old_line if sign == "-" else next(news)))
+    lines = _near_changes(_piece(lines, first, last), context)
     return Code("\n".join([*header, *lines]), "diff")
+
+
+def _piece(lines: list[str], first: str | None, last: str | None) -> list[str]:
+    """The lines of a diff from one that begins with `first` to one with `last`."""
+    texts = [line[1:].strip() for line in lines]
+    begin, end = 0, len(lines)
+    try:
+        if first is not None:
+            begin = next(i for i in range(end) if texts[i].startswith(first))
+        if last is not None:
+            end = next(i for i in range(begin + 1, end) if texts[i].startswith(last))
+    except StopIteration:
+        message = f"old and new must have lines from {first!r} to {last!r}"
+        raise ValueError(message) from None
+    end -= last is not None and lines[end - 1] == " "  # an empty line that stays
+    return lines[begin:end]
+
+
+def _near_changes(lines: list[str], context: int | None) -> list[str]:
+    """The lines of a diff that change, and `context` lines around; ⋮ for the others."""
+    if context is None:
+        return lines
+    changes = [i for i, line in enumerate(lines) if line[0] != " "]
+    near = [any(abs(i - j) <= context for j in changes) for i in range(len(lines))]
+    shown = []
+    for line, is_near in zip(lines, near, strict=True):
+        if is_near or shown[-1:] != [" ⋮"]:
+            shown.append(line if is_near else " ⋮")
+    return shown
 
 
 def _plain(function: Any) -> Any:

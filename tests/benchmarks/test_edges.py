@@ -1,7 +1,9 @@
 """Each step towards chapter `unaligned`'s kernel is a softmax, and a small change."""
 
 import itertools
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ STEPS = [
     unaligned.softmax_kernel,
 ]
 HALF = torch.bfloat16
+ROOT = Path(__file__).parents[2]
 
 
 def test_rows_may_end_anywhere_after_step_one():
@@ -50,6 +53,18 @@ def test_no_step_adds_many_statements():
             or line.startswith("input_ptr, output_ptr =")
         ]
         assert len(added) <= 15, added
+
+
+def test_the_page_shows_about_ten_new_lines_at_once():
+    page = nbformat.read(ROOT / "notebooks" / "15_unaligned.ipynb", as_version=4)
+    texts = [
+        output.get("data", {}).get("text/plain", "")
+        for cell in page.cells
+        for output in cell.get("outputs", ())
+    ]
+    diffs = [text.splitlines()[2:] for text in texts if text.startswith("--- ")]
+    added = [sum(line[0] == "+" for line in diff) for diff in diffs]
+    assert len(added) == 8 and max(added) <= 11, added
 
 
 # ---- what the compiler makes of it ---------------------------------------------------

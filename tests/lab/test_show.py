@@ -98,6 +98,64 @@ def test_a_diff_may_ignore_that_lines_move_into_a_loop():
     ]
 
 
+def test_a_diff_may_be_shown_in_pieces():
+    def piece(**options) -> list[str]:
+        return repr(show.diff(double, triple, **options)).splitlines()[2:]
+
+    whole = piece()
+    assert piece(first="def double") == whole[1:]  # a removed line
+    assert piece(first="def triple", last="x = ") == whole[2:4]
+    assert piece(last="offsets") + piece(first="offsets") == whole
+
+
+def test_a_piece_of_a_diff_ends_with_no_empty_line_that_stays():
+    def longer(x):
+        y = 3 * x
+
+        return y
+
+    shown = repr(show.diff(often, longer, last="return")).splitlines()
+    assert shown[2:] == [
+        "-def often(x):",
+        "-    for _ in range(3):",
+        "-        y = 2 * x",
+        "+def longer(x):",
+        "+    y = 3 * x",
+    ]
+
+
+@pytest.mark.parametrize("texts", [("no such", None), (None, "no such"), ("x =", "of")])
+def test_a_piece_of_a_diff_needs_its_lines(texts):
+    first, last = texts
+    with pytest.raises(ValueError, match=f"from {first!r} to {last!r}"):
+        show.diff(double, triple, first=first, last=last)
+
+
+def add(x):
+    y = x
+    z = y
+    x = z
+    return x + 1
+
+
+def subtract(x):
+    y = x
+    z = y
+    x = z
+    return x - 1
+
+
+def test_a_diff_may_leave_out_lines_that_stay():
+    def lines(context: int) -> list[str]:
+        return repr(show.diff(add, subtract, context=context)).splitlines()[2:]
+
+    whole = repr(show.diff(add, subtract)).splitlines()[2:]
+    assert lines(2) == whole
+    assert lines(1) == [*whole[:3], " ⋮", *whole[4:]]
+    assert lines(0) == [*whole[:2], " ⋮", *whole[5:]]
+    assert repr(show.diff(add, add, context=0)) == ""
+
+
 def test_an_excerpt_is_the_lines_between_two_beginnings():
     said = show.excerpt(double, "x = tl.load", "tl.store").text
     assert said == "x = tl.load(x_ptr + offsets)"
