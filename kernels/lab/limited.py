@@ -24,7 +24,7 @@ CARVEOUT = 9  # CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT of cuda.h, pe
 
 
 def shared_for(programs_per_sm: int, on: Gpu | None = None) -> int:
-    """Returns the bytes of shared memory a program with which so many fit on an SM.
+    """Returns the bytes of shared memory of each program if so many fit an SM.
 
     Args:
         programs_per_sm: from 1 to the blocks that an SM can hold.

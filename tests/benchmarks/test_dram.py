@@ -50,7 +50,7 @@ def test_each_kernel_of_the_variants_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "count"), zip(EXPERIMENTS, (18, 20), strict=True)
+    ("experiment", "count"), [*zip(EXPERIMENTS, (18, 20), strict=True)]
 )
 def test_another_number_of_kernels_is_refused(experiment, count, monkeypatch):
     said = rf"{count} kernels should have run, got \['any'"
