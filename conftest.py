@@ -6,9 +6,10 @@ Notebook kernels are processes of their own: they find the course through PYTHON
 Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a GPU.
 """
 
+import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,23 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.getoption("numprocesses", None):
         os.environ.setdefault("COURSE_GPU_GB", "14")
-    start = nbval.kernel.start_new_kernel
+    nbval.kernel.start_new_kernel = again_if_mute(nbval.kernel.start_new_kernel)
 
+
+def again_if_mute(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a notebook's kernel once more if it never answers.
+
+    Kernels that start at the same moment may be given one port: then one is mute.
+    """
+
+    @functools.wraps(start)
     def start_twice(*args: Any, **how: Any) -> Any:
-        """Two kernels that start at once may be given one port; then one is mute."""
         try:
             return start(*args, **how)
         except RuntimeError:
             return start(*args, **how)
 
-    nbval.kernel.start_new_kernel = start_twice
+    return start_twice
 
 
 def pytest_report_header() -> str:

@@ -128,8 +128,8 @@ def softmax_kernel(
         first = part * BLOCK_COLS
         row_ptr = words_ptr + row * (2 * n_parts)
         max_ptr, sum_ptr = row_ptr + part, row_ptr + n_parts + part
-        # Seen before x is loaded: where the output is the input, the part's own program
-        # may publish meanwhile, and write its results over x.
+        # Where the output is the input, x may hold results already. Then the part's own
+        # program has published, and `publish` leaves its words.
         seen_max = tl.load(max_ptr, volatile=True)
         seen_sum = tl.load(sum_ptr, volatile=True)
         input_row = row * input_row_stride

@@ -10,6 +10,7 @@ import pytest
 
 import kernels
 from kernels.lab import clock, record
+from tests.helpers import loaded
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -474,3 +475,19 @@ def test_no_picture_is_embedded_in_prose(notebook):
 def test_no_kernel_of_the_course_is_pasted(notebook):
     for cell in notebook.cells:
         assert "def softmax_kernel(" not in cell.source
+
+
+def test_a_notebook_that_never_answers_is_started_once_more():
+    again_if_mute = loaded(ROOT / "conftest.py").again_if_mute
+    answers = iter([RuntimeError("mute"), "kernel", *2 * [RuntimeError("dead")]])
+
+    def start(name):
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return f"{name}'s {answer}"
+
+    assert again_if_mute(start)("page") == "page's kernel"
+    with pytest.raises(RuntimeError, match="dead"):
+        again_if_mute(start)("page")
+    assert not list(answers)

@@ -18,13 +18,7 @@ GPUS = ("T4", "A100", "RTX 3090", "L4", "H200", "B200", "RTX 5090")
 DTYPES = list(cuda.C_TYPES)
 
 
-@pytest.fixture(autouse=True)
-def compiler():
-    """Skips where NVIDIA's packages are not installed."""
-    try:
-        nvrtc.toolkit()
-    except RuntimeError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture

@@ -124,7 +124,8 @@ def _piece(lines: list[str], first: str | None, last: str | None) -> list[str]:
     except StopIteration:
         message = f"old and new must have lines from {first!r} to {last!r}"
         raise ValueError(message) from None
-    end -= last is not None and lines[end - 1] == " "  # an empty line that stays
+    if last is not None and lines[end - 1] == " ":  # an empty line that stays
+        end -= 1
     return lines[begin:end]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import cuda_faults
 from kernels import cuda
-from kernels.lab import backend, models, nvrtc
+from kernels.lab import backend, models
 from kernels.lab.record import Unavailable
 
 RACE = """
@@ -185,15 +185,6 @@ def test_an_address_of_64_bits_is_shown_as_one_of_32():
     shown = cuda_faults.renumbered(wide)
     assert shown == cuda_faults.renumbered(narrow)
     assert shown == ["st.shared.f32 [%a1], %f1;", "mov.b32 %r1, %f1;"]
-
-
-@pytest.fixture
-def compiler():
-    """Skips where NVIDIA's packages are not installed."""
-    try:
-        nvrtc.toolkit()
-    except RuntimeError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.usefixtures("compiler")

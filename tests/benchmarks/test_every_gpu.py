@@ -10,8 +10,6 @@ import pkgutil
 
 import pytest
 import torch
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
 
 import benchmarks
 from benchmarks import (
@@ -35,7 +33,7 @@ from benchmarks import (
 from kernels import meta, online, program, strided, unaligned
 from kernels.lab import compile, gpu
 from tests.helpers import loaded, meta_matrix
-from tests.test_every_gpu import DTYPES, GPUS, compile_and_fit, kernel_of
+from tests.test_every_gpu import DTYPES, GPUS, compile_and_fit, kernel_of, kernels_in
 
 F32, BF16 = map(compile.pointer, (torch.float32, torch.bfloat16))
 I32, I64 = map(compile.pointer, (torch.int32, torch.int64))
@@ -198,15 +196,7 @@ def test_every_kernel_of_an_experiment_is_launched():
     launched = {kernel_of(each) for launches in MODULES.values() for each in launches()}
     names = [name for _, name, _ in pkgutil.iter_modules(benchmarks.__path__)]
     modules = [importlib.import_module(f"benchmarks.{name}") for name in names]
-    there = {
-        value
-        for module in modules
-        for name, value in vars(module).items()
-        if isinstance(value, JITFunction | InterpretedFunction)
-        and name.endswith("_kernel")
-        and value.fn.__module__ == module.__name__
-    }
-    assert there <= launched
+    assert kernels_in(modules) <= launched
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -29,15 +29,6 @@ __global__ void reverse(float* output, const float* input) {
 """
 
 
-@pytest.fixture
-def compiler():
-    """Skips where NVIDIA's packages are not installed."""
-    try:
-        nvrtc.toolkit()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize("name", ["T4", "A100", "H200", "RTX 5090"])
 def test_an_instance_is_compiled_for_any_gpu(compiler, name):
     made = nvrtc.compile(DOUBLE, "scale<2>", name)
