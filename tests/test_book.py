@@ -246,6 +246,17 @@ def test_each_key_that_a_page_cites_is_known(page: Path) -> None:
     assert cited_keys(prose(page)) <= set(known_keys())
 
 
+def never_cited(pages: list[Path]) -> set[str]:
+    """The keys of the sources that none of these pages cites."""
+    return set(known_keys()).difference(*(cited_keys(prose(page)) for page in pages))
+
+
+def test_each_source_is_cited() -> None:
+    assert never_cited(PAGES) == set()
+    layouts = next(page for page in NOTEBOOKS if page.stem.endswith("_layouts"))
+    assert "zhou2025" in never_cited([page for page in PAGES if page != layouts])
+
+
 @pytest.mark.parametrize("page", NOTEBOOKS, ids=lambda page: page.stem)
 def test_each_source_of_a_chapter_has_a_key(page: Path) -> None:
     assert uncited(prose(page)) == []
