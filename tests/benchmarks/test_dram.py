@@ -32,11 +32,11 @@ def rows(experiment, monkeypatch, count):
 
 def test_each_kernel_of_the_five_lines_is_named(monkeypatch):
     named = [
-        tuple(row.values()) for row in rows(dram.traffic_experiment, monkeypatch, 18)
+        tuple(row.values()) for row in rows(dram.traffic_experiment, monkeypatch, 16)
     ]
     assert named[0] == ("emptied", *dram.LARGE, "max", "any", 0)
-    assert named[7] == ("emptied", *dram.LARGE, "torch", "any", 7)
-    assert named[-1] == ("as left", *dram.SMALL, "divide", "any", 17)
+    assert named[5] == ("emptied", *dram.LARGE, "torch", "any", 5)
+    assert named[-1] == ("as left", *dram.SMALL, "divide", "any", 15)
 
 
 def test_each_kernel_of_the_variants_is_named(monkeypatch):
@@ -50,7 +50,7 @@ def test_each_kernel_of_the_variants_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("experiment", "count"), [*zip(EXPERIMENTS, (18, 20), strict=True)]
+    ("experiment", "count"), [*zip(EXPERIMENTS, (16, 20), strict=True)]
 )
 def test_another_number_of_kernels_is_refused(experiment, count, monkeypatch):
     said = rf"{count} kernels should have run, got \['any'"
@@ -89,7 +89,7 @@ def test_the_five_lines_that_run_are_those_named(seen, monkeypatch):
     monkeypatch.setattr(dram, "TRAFFIC_RUNS", runs)
     dram.run_traffic()
     operators = dict(zip(NAMES, ["max", "sub", "exp", "sum", "div"], strict=True))
-    operators |= {"torch": "_softmax", "amax": "amax", "scalar": "sub"}
+    operators["torch"] = "_softmax"
     assert seen == [(operators[step], *run.shape) for run in runs for step in run.steps]
 
 
