@@ -270,9 +270,9 @@ def test_each_solution_is_judged_as_the_stub_is(notebook):
     """The generator holds that a solution ends in the judge's call."""
     for heading, cells in exercises(notebook).items():
         call = generator.statements(tagged(cells, "judge")[0].source)[-1]
-        assert re.match(r"judge\.(softmax|rows|operator|formula|value)\(", call), (
-            heading
-        )
+        assert re.match(
+            r"judge\.(softmax|rows|operator|registered|formula|value)\(", call
+        ), heading
 
 
 def lines(source: str) -> list[str]:

@@ -29,7 +29,15 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend, clock, description, process, trials, verdict
+from kernels.lab import (
+    backend,
+    clock,
+    description,
+    process,
+    registration,
+    trials,
+    verdict,
+)
 from kernels.lab.cases import FINITE
 from kernels.lab.process import Helper
 from kernels.lab.progress import chapter, note, progress
@@ -45,6 +53,7 @@ __all__ = [
     "guess",
     "operator",
     "progress",
+    "registered",
     "rows",
     "softmax",
     "value",
@@ -157,6 +166,48 @@ def operator(
     )
     first = functools.partial(whole, first=True)
     return _judged(function, _stages(first, whole, limit_s), name)
+
+
+def registered(
+    register: Callable,
+    reference: Callable,
+    inputs: Callable | Sequence,
+    *,
+    dtypes: Iterable[torch.dtype] = backend.DTYPES,
+    seeds: int | None = None,
+    mistakes: Mapping[str, Callable] | None = None,
+    gradients: Mapping[str, Callable] | None = None,
+    name: str | None = None,
+    limit_s: float = LIMIT_S,
+) -> Verdict:
+    """Judges an operator that is registered with `torch.library`.
+
+    Compares its values, what its fake function promises (shape, dtype and strides), and
+    its gradients. Then `torch.library.opcheck` tries it.
+
+    Args:
+        register: takes a name such as "kernels::judged_1", registers an operator by
+            that name, and returns it. The operator returns one new tensor.
+        reference: the operator in PyTorch, differentiable; it is given real numbers in
+            float64, on the CPU.
+        inputs, dtypes, seeds, mistakes: as for `operator`.
+        gradients: for a sentence, the function that makes the mistake in the gradient.
+            It takes the inputs and the gradient for the result.
+        name, limit_s: as for `rows`.
+
+    Raises:
+        ValueError: all inputs have one shape.
+    """
+    whole = functools.partial(
+        registration.of_registered,
+        reference=reference,
+        inputs=inputs,
+        dtypes=tuple(dtypes),
+        seeds=seeds or (6 if callable(inputs) else 2),
+        mistakes=mistakes,
+        gradients=gradients,
+    )
+    return _judged(register, _stages(None, whole, limit_s), name)
 
 
 def bandwidth(
@@ -340,10 +391,11 @@ def _helper(world: str) -> Helper:
     return Helper(world, hide_gpu=world == "interpreter")
 
 
-def _stages(first: Callable, whole: Callable, limit_s: float) -> Iterator[Stage]:
-    """Both trials in the interpreter, where it works; the whole one on a GPU."""
+def _stages(first: Callable | None, whole: Callable, limit_s: float) -> Iterator[Stage]:
+    """The trials in the interpreter, where it works; the whole one on a GPU."""
     if _interpreter_works():
-        yield "interpreter", first, min(limit_s, FIRST_LIMIT_S)
+        if first is not None:
+            yield "interpreter", first, min(limit_s, FIRST_LIMIT_S)
         yield "interpreter", whole, limit_s
     if not backend.INTERPRETED:
         yield "compiler", whole, limit_s

@@ -237,6 +237,7 @@ def of_operator(
     seeds: int,
     mistakes: Mapping[str, Callable] | None = None,
     first: bool = False,
+    what: str = "the result",
 ) -> Outcome:
     """Compares a function of any inputs with its reference.
 
@@ -246,6 +247,7 @@ def of_operator(
         inputs, dtypes, seeds: as for `inputs_of`.
         mistakes: for a sentence, the function that makes the mistake.
         first: whether to try the first input only.
+        what: how sentences name a single result.
     """
     forms, names, count = set(), [], 0
     for args in inputs_of(inputs, dtypes, seeds):
@@ -254,7 +256,9 @@ def of_operator(
         names += [name_of(t.dtype) for t in tensors if t.is_floating_point()]
         count += 1
         got, said = _called(function, args)
-        said = said or _wrong_result(function, reference, args, got, mistakes or {})
+        said = said or _wrong_result(
+            function, reference, args, got, mistakes or {}, what
+        )
         if said or first:
             return Outcome(said)
     if len(forms) < 2:
@@ -298,6 +302,7 @@ def _wrong_result(
     args: tuple,
     got: tuple,
     mistakes: Mapping[str, Callable],
+    single: str,
 ) -> str | None:
     """Compares the results of one input; says what is wrong, if anything."""
     name, what = label(function), describe(args)
@@ -317,7 +322,7 @@ def _wrong_result(
         if one.dtype != dtype:
             names = name_of(one.dtype), name_of(dtype)
             return f"{name} returns {names[0]} for {what}, not {names[1]}."
-        which = "the result" if len(wanted) == 1 else f"result {i}"
+        which = single if len(wanted) == 1 else f"result {i}"
         known = {said: _part(mistaken, i) for said, mistaken in mistakes.items()}
         right = check.in_range(right, dtype)
         said = _wrong_value(which, one, right, _part(reference, i), exact, known)
