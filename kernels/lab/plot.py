@@ -237,13 +237,16 @@ def _draw_ceiling(
 
 
 def _log2_ticks(ax: Axes, xs: Sequence[float]) -> None:
-    """A log2 axis with a tick at each x of the data, numbered where there is room."""
+    """A log2 axis with a tick at each x of the data, numbered where there is room.
+
+    The last x has its number first, then powers of two have theirs.
+    """
     ax.set_xscale("log", base=2)
     ax.xaxis.set_minor_locator(NullLocator())
     digits = max(len(f"{x:.10g}") for x in xs)
     apart = math.log2(xs[-1] / xs[0]) * 0.68 * (digits + 1) / 40
     shown: list[float] = []
-    for x in sorted(xs, key=lambda x: (not math.log2(x).is_integer(), x)):
+    for x in sorted(xs, key=lambda x: (x != xs[-1], not math.log2(x).is_integer(), x)):
         if all(abs(math.log2(x / other)) > apart for other in shown):
             shown.append(x)
     ax.set_xticks(xs, [f"{x:.10g}" if x in shown else "" for x in xs])

@@ -217,6 +217,17 @@ def test_lines_of_a_data_frame():
     assert line(ax, "copy").get_linestyle() == "--"
 
 
+@pytest.mark.parametrize(
+    ("lengths", "without"),
+    [([33, 63, 129, 257, 1001, 2049, 8191, 12345], {8191}), ([64, 1000, 1024], {1000})],
+)
+def test_the_last_length_has_its_number(lengths, without):
+    points = {"tiled": dict.fromkeys(lengths, 1.0)}
+    (ax,) = plot.lines(points, xlabel="N", ylabel="share").axes
+    shown = [tick.get_text() for tick in ax.get_xticklabels()]
+    assert shown == ["" if n in without else str(n) for n in lengths]
+
+
 # ---- bars and shades -----------------------------------------------------------------
 
 
