@@ -208,7 +208,13 @@ def lines(
 def _draw_lines(
     ax: Axes, lines: Mapping[str, _Line], behind: Mapping[str, _Line] | None = None
 ) -> None:
+    """Draws each line in its style. Our product's line lies above all others.
+
+    Where it has more than four peers, which cross it, theirs are thin.
+    """
     styles, behind = styles_of(lines), behind or {}
+    ours = [name for name in lines if styles[name].colour == COLOURS["fastest"]]
+    many = ours and len(set(lines) - {"copy", *ours}) > 4
     for name, line in behind.items():
         ways = [list(zip(line.xs, line.ys, strict=True))]
         look = {"linewidths": 5, "alpha": 0.25, "zorder": 1.5, "capstyle": "round"}
@@ -220,6 +226,10 @@ def _draw_lines(
         look |= {"markeredgecolor": CARD, "markeredgewidth": 0.7}
         if name == "copy":
             look = _CEILING | {"zorder": 1.9}
+        elif name in ours:
+            look["zorder"] = 2.5
+        elif many:
+            look |= {"linewidth": 1.0, "markersize": 4}
         ax.plot(line.xs, line.ys, label=label, **look)
         if line.band:
             ax.fill_between(line.xs, *line.band, color=colour, alpha=0.15, linewidth=0)

@@ -193,6 +193,24 @@ def test_places_a_gap_apart_within_bounds(wanted, places):
     assert plot._apart(wanted, 1, 0, 10) == pytest.approx(places, abs=1e-4)
 
 
+@pytest.mark.parametrize(("n_peers", "thin"), [(4, False), (5, True)])
+def test_our_line_lies_above_its_peers_which_are_thin_where_they_are_many(
+    n_peers, thin
+):
+    peers = ["torch", "torch.compile", "tutorial", "liger", "quack"][:n_peers]
+    points = dict.fromkeys(["fastest", *peers, "copy"], {32: 0.9, 64: 1.0})
+    (ax,) = plot.lines(points, xlabel="N", ylabel="share").axes
+    ours, copy = line(ax, "fastest"), line(ax, "copy")
+    others = [each for each in ax.get_lines() if each not in (ours, copy)]
+    assert len(others) == n_peers
+    for other in others:
+        assert other.get_zorder() < ours.get_zorder()
+        assert (other.get_linewidth() < ours.get_linewidth()) == thin
+    assert [to_hex(each.get_color()) for each in others] == [
+        plot.COLOURS[name] for name in peers
+    ]
+
+
 def test_lines_and_their_ceiling():
     series = {"4 warps": {2: 20.0, 1: 10.0}, "8 warps": {1: 5.0}}
     figure = plot.lines(
