@@ -198,7 +198,7 @@ def test_our_line_lies_above_its_peers_which_are_thin_where_they_are_many(
     n_peers, thin
 ):
     peers = ["torch", "torch.compile", "tutorial", "liger", "quack"][:n_peers]
-    points = dict.fromkeys(["fastest", *peers, "copy"], {32: 0.9, 64: 1.0})
+    points = pd.DataFrame(1.0, index=[32, 64], columns=["fastest", *peers, "copy"])
     (ax,) = plot.lines(points, xlabel="N", ylabel="share").axes
     ours, copy = line(ax, "fastest"), line(ax, "copy")
     others = [each for each in ax.get_lines() if each not in (ours, copy)]
