@@ -289,7 +289,7 @@ def formula(
     name: str | None = None,
     limit_s: float = FIRST_LIMIT_S,
 ) -> Verdict:
-    """Judges a function of numbers or words, such as a count of bytes.
+    """Judges a function that returns numbers or words, such as a count of bytes.
 
     Args:
         function: returns a number, a word, or a tuple, list or dict of such.

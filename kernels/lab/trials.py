@@ -382,8 +382,7 @@ def of_formula(
     """Compares what a function returns with the right answers; see `judge.formula`."""
     name = label(function)
     for args in cases:
-        words = [name_of(a) if isinstance(a, torch.dtype) else str(a) for a in args]
-        call = f"{name}({', '.join(words)})"
+        call = f"{name}({', '.join(map(_in_a_call, args))})"
         try:
             got = function(*args)
         except Exception as error:
@@ -406,6 +405,17 @@ def of_formula(
                 return Outcome(f"{said} {sentence}")
         return Outcome(said)
     return Outcome(None, f"{len(cases)} calls")
+
+
+def _in_a_call(arg: Any) -> str:
+    """An argument in words: a tensor by its shape and dtype, a function by its name."""
+    if isinstance(arg, torch.dtype):
+        return name_of(arg)
+    if isinstance(arg, torch.Tensor):
+        return describe((arg,))
+    if isinstance(arg, list):
+        return f"[{', '.join(map(_in_a_call, arg))}]"
+    return label(arg) if callable(arg) else str(arg)
 
 
 # ---- answers -------------------------------------------------------------------------

@@ -155,6 +155,14 @@ def test_a_formula_is_tried_call_by_call():
     )
 
 
+def test_functions_and_tensors_of_a_call_are_named():
+    x = torch.zeros(2, 3)
+    cases = [([torch.exp, torch.sin], x, torch.half, "a"), ([], x, torch.half, "a")]
+    found = trials.of_formula(lambda *_: 1, lambda *_: 2, cases, {}, 0)
+    call = "<lambda>([exp, sin], 2 × 3 (float32), float16, a)"
+    assert found.failure == f"{call} should be 2, not 1."
+
+
 def test_a_formula_that_raises_or_returns_too_much():
     assert "ZeroDivisionError" in formula(lambda n, dtype: n / 0).failure
     assert "asked for" in formula(lambda n, dtype: (n, n)).failure
