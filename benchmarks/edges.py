@@ -4,16 +4,19 @@ from benchmarks import edges
 show.diff(tiled.softmax_kernel, edges.tail_kernel)
 show.diff(edges.tail_kernel, edges.head_kernel)
 show.diff(edges.head_kernel, edges.beside_kernel)
-show.diff(edges.beside_kernel, unaligned.softmax_kernel)
+show.diff(edges.beside_kernel, edges.turns_kernel)
+show.diff(edges.turns_kernel, unaligned.softmax_kernel)
 providers = {"unaligned.beside": edges.beside}
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -23,6 +26,7 @@ from benchmarks.tiles import widest
 from kernels import tiled, unaligned
 from kernels.lab import compile, gpu, occupancy
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of
+from kernels.layouts import Blocked, layouts_of
 from kernels.tiled import (
     BYTES_PER_WARP,
     SHORT_BYTES,
@@ -33,7 +37,14 @@ from kernels.tiled import (
     load_or_neg_inf,
     widen,
 )
-from kernels.unaligned import edge_columns, find_rows
+from kernels.unaligned import (
+    edge_columns,
+    find_rows,
+    load_block,
+    load_edges,
+    own_max,
+    own_sum,
+)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -236,6 +247,75 @@ def beside_kernel(
         tl.store(output_ptr + rest_places, y, mask=rest_inside)
 
 
+@triton.jit
+def row_max_of(x):
+    """The maximum of each row of a block with the shape of `unaligned.load_block`'s."""
+    return tl.max(own_max(x), axis=2, keep_dims=True)
+
+
+@triton.jit
+def row_sum_of(x):
+    """The sum of each row of a block with the shape of `unaligned.load_block`'s."""
+    return tl.sum(own_sum(x), axis=2, keep_dims=True)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def turns_kernel(
+    output_ptr,
+    input_ptr,
+    input_row_stride,
+    input_shift,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    REST_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    RECOMPUTE: tl.constexpr,
+    THREADS: tl.constexpr,
+):
+    """As `beside_kernel`, with each row's edges in THREADS threads, and no copies.
+
+    Args:
+        As for `kernels.unaligned.softmax_kernel`.
+    """
+    matrix = n_rows, n_cols, input_row_stride, input_shift
+    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    first_row = tl.program_id(0) * ROWS
+    edges, edge_places, at_edge = load_edges(
+        input_ptr, first_row, matrix, ROWS, THREADS, VECTOR
+    )
+    x, places, inside = load_block(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+    )
+    if not RECOMPUTE:
+        x = widen(x)
+    row_max = tl.maximum(row_max_of(x), row_max_of(edges))
+    if REST_COLS:
+        rest, rest_places, rest_inside = load_block(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+        )
+        row_max = tl.maximum(row_max, row_max_of(rest))
+
+    numerator = exp_shifted(widen(x), row_max)
+    edge_numerator = exp_shifted(edges, row_max)
+    row_sum = row_sum_of(numerator) + row_sum_of(edge_numerator)
+    if REST_COLS:
+        row_sum += row_sum_of(exp_shifted(widen(rest), row_max))
+    factor = 1 / row_sum
+    y = tl.reshape(edge_numerator * factor, at_edge.shape)
+    tl.store(output_ptr + edge_places, y, mask=at_edge)
+    if RECOMPUTE:
+        numerator = exp_shifted(widen(x), row_max)
+    y = tl.reshape(numerator * factor, inside.shape)
+    tl.store(output_ptr + places, y, mask=inside)
+    if REST_COLS:
+        y = exp_shifted(widen(rest), row_max) * factor
+        y = tl.reshape(y, rest_inside.shape)
+        tl.store(output_ptr + rest_places, y, mask=rest_inside)
+
+
 # ---- launches ------------------------------------------------------------------------
 
 
@@ -269,8 +349,8 @@ def launch_for(kernel: Any, x: torch.Tensor) -> Launch:
         x: as for `unaligned.launch_for`.
     """
     launch = unaligned.launch_for(x, x)
-    if kernel is launch.kernel:
-        return launch
+    if kernel in (turns_kernel, launch.kernel):
+        return dataclasses.replace(launch, kernel=kernel)
     config = choose_config(x.shape[1], x.element_size())
     changed = {"grid": (ceil_div(len(x), config.rows),), "kernel": kernel}
     return dataclasses.replace(launch, constants=constants_of(config), **changed)
@@ -313,19 +393,22 @@ def budget(itemsize: int) -> float:
     return per_byte * 2 * itemsize
 
 
-def work(kernel: Any, n_cols: int, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
-    """What a kernel computes for its edges, compiled for contiguous rows on an H200.
+@functools.cache
+def work(kernel: Any, n_cols: int) -> dict[str, float]:
+    """What a kernel does, compiled for contiguous bfloat16 rows on an H200.
 
     Args:
         kernel: that `launch_for` knows, or `tiled.softmax_kernel`.
-        n_cols, dtype: of the rows.
+        n_cols: of the rows.
 
     Returns:
-        n_cols; the mean share of a row that lies in its ends, in percent; exponentials
-        of a thread for the body, and for the edges; instructions for each value; KiB
-        of rows that an SM holds.
+        "edges": the mean share of a row that lies in its edges, in percent.
+        "body exp", "edge exp": the exponentials that a thread computes for each.
+        "shuffles": of a thread.
+        "instructions": of all threads, for each value.
+        "KiB": of rows that an SM holds at a time.
     """
-    x = torch.empty(4096, n_cols, dtype=dtype, device="meta")
+    x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
     if kernel is tiled.softmax_kernel:
         launch = tiled.launch_for(x, x)
     else:
@@ -333,68 +416,66 @@ def work(kernel: Any, n_cols: int, dtype: torch.dtype = torch.bfloat16) -> list[
     made, chosen = compile.aot(launch), launch.constants
     vector, threads = chosen["VECTOR"], 32 * made.num_warps
     starts = range(0, vector * n_cols, n_cols)
-    ends = [n_cols - parts.lengths(start, n_cols, vector)[1] for start in starts]
+    edges = [n_cols - parts.lengths(start, n_cols, vector)[1] for start in starts]
     twice = 1 + chosen["RECOMPUTE"]
     body = chosen["ROWS"] * chosen["BLOCK_COLS"] * twice // threads
     body += chosen["ROWS"] * chosen["REST_COLS"] * 2 // threads
-    each = threads / (chosen["ROWS"] * n_cols)  # threads for a value
-    each *= made.count(r"^    (?!NOP)", "sass")
-    held = occupancy.of(made).blocks_per_sm * chosen["ROWS"] * n_cols * dtype.itemsize
-    edges = made.count(r"ex2\.") - body
-    in_ends = 100 * sum(ends) / len(ends) / n_cols
-    return [n_cols, in_ends, body, edges, each, held // 1024]
+    instructions = threads * made.count(r"^    (?!NOP)", "sass")
+    held = occupancy.of(made).blocks_per_sm * chosen["ROWS"] * n_cols * x.itemsize
+    return {
+        "edges": 100 * sum(edges) / len(edges) / n_cols,
+        "body exp": body,
+        "edge exp": made.count(r"ex2\.") - body,
+        "shuffles": made.count(r"shfl\.sync"),
+        "instructions": instructions / (chosen["ROWS"] * n_cols),
+        "KiB": held // 1024,
+    }
 
 
-def layouts(kernel: Any, n_cols: int) -> list[tuple[str, int, int]]:
-    """Which threads hold a kernel's edges, operation by operation, in Triton's TTGIR.
+def held(kernel: Any, n_cols: int) -> tuple[int, dict[str, list[list[int]]]]:
+    """What the threads of a program's first warp hold of its first row.
 
     Args:
-        kernel: `head_kernel` or `beside_kernel`, whose edges are one block of places.
-        n_cols: of contiguous bfloat16 rows.
+        kernel: `beside_kernel`, or a later step's.
+        n_cols: of contiguous bfloat16 rows whose exponentials are computed once.
 
     Returns:
-        Rows of an operation, the values that a thread holds after it, and the number of
-        threads that hold different values. The others hold copies.
+        The rows of which the first thread holds as many values; for "body" and "edges"
+        the elements of each thread that holds some: the body's columns, and the places
+        among the edges. Both are counted from the row's first.
     """
     x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
-    launch = launch_for(kernel, x)
-    block = launch.constants["ROWS"], 2 * launch.constants["VECTOR"]
-    text = compile.aot(launch).ttgir
-    lists = (rf"{name} = \[(\d+), (\d+)\]" for name in LAYOUT)
-    found = re.findall(rf"^#(\w+) = .*?{', '.join(lists)}", text, re.M)
-    held = {name: _held(block, [*map(int, numbers)]) for name, *numbers in found}
-    kept, shape = (
-        r"(tt\.load|ttg\.convert_layout|math\.exp2)",
-        "x".join(map(str, block)),
+    text = compile.aot(launch_for(kernel, x)).ttgir
+    powers = re.findall(r"math\.exp2 .* : tensor<([\dx]+)xf32, (#\w+)>", text)
+    (n_rows, body), (_, edges) = (
+        _first_row(layouts_of(text)[name], [*map(int, shape.split("x"))])
+        for shape, name in powers
     )
-    operations = re.findall(rf"{kept} .*tensor<{shape}x[^#]*#(\w+)>+$", text, re.M)
-    return [(operation, *held[layout]) for operation, layout in operations]
+    return n_rows, {"body": body, "edges": edges}
 
 
-LAYOUT = "sizePerThread", "threadsPerWarp", "warpsPerCTA"
-
-
-def _held(block: tuple[int, int], layout: list[int]) -> tuple[int, int]:
-    """The elements of a block that a thread holds, and the threads that differ.
+def _first_row(layout: Blocked, shape: list[int]) -> tuple[int, list[list[int]]]:
+    """The rows of lane 0, and the elements of each lane in row 0.
 
     Args:
-        block: its shape.
-        layout: LAYOUT's three pairs of numbers, one after the other.
+        layout: of a block, for one warp or for several whose first holds row 0.
+        shape: (rows, columns), or (turns, rows, threads, elements).
     """
-    threads = 1
-    for size, each, lanes, warps in zip(
-        block, layout[:2], layout[2:4], layout[4:], strict=True
-    ):
-        threads *= min(lanes * warps, max(1, size // each))
-    return math.prod(block) // threads, threads
-
-
-WORK = [
-    "columns",
-    "edges, %",
-    "exp: body",
-    "exp: edges",
-    "instructions a value",
-    "KiB on an SM",
-]
-"""The header of a table of `work`."""
+    axis = len(shape) - 3 if len(shape) > 2 else 0
+    per_row = np.arange(math.prod(shape) // shape[axis])
+    per_row = np.expand_dims(per_row.reshape([*shape[:axis], *shape[axis + 1 :]]), axis)
+    lanes, n_rows = [], 0
+    for lane in range(32):
+        taken, rest = [np.array([0])] * len(shape), lane
+        for dim in layout.order:
+            rest, place = divmod(rest, layout.threads_per_warp[dim])
+            size, lanes_of = layout.size_per_thread[dim], layout.threads_per_warp[dim]
+            step = size * lanes_of * layout.warps_per_cta[dim]
+            first = np.arange(0, max(shape[dim], 1), step) + place * size
+            numbers = (first[:, None] + np.arange(size)).ravel()
+            taken[dim] = np.unique(numbers % shape[dim])  # what is too much are copies
+        n_rows = n_rows or len(taken[axis])
+        if 0 in taken[axis]:
+            taken[axis] = np.array([0])
+            lanes.append(sorted(per_row[np.ix_(*taken)].ravel().tolist()))
+    return n_rows, lanes

@@ -2,11 +2,13 @@
 
 from benchmarks import parts
 parts.picture(13, 4)
+parts.holding({"step three": edges.held(edges.beside_kernel, 257)}, 8)
 parts.judge(my_split)
 """
 
+import itertools
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,16 +18,19 @@ from matplotlib.figure import Figure
 
 from kernels.lab import backend, check
 from kernels.lab.draw.card import (
+    GREY,
+    MASKED,
     ORANGE,
     RULE,
     SKY,
     YELLOW,
     Picture,
+    Place,
     count,
     power_of_two,
     tint,
 )
-from kernels.lab.style import CARD, INK
+from kernels.lab.style import CARD, INK, MUTED
 from kernels.tiled import exp_shifted
 from kernels.unaligned import edge_columns
 
@@ -86,6 +91,76 @@ def picture(n_cols: int, vector: int) -> Figure:
         pic.key(x, key, text, FILLS[name], **frame)
     pic.key(74, key, "the row before", CARD, edgecolor=RULE, linestyle=":")
     return pic.figure
+
+
+def holding(
+    steps: Mapping[str, tuple[int, Mapping[str, Sequence[Sequence[int]]]]], vector: int
+) -> Figure:
+    """Draws what the threads of a warp hold of one row: of its edges and of its body.
+
+    A box is a value that the thread holds, a frame is a run of neighbours. Edges that
+    another thread holds, too, are hatched in all but the first.
+
+    Args:
+        steps: name → what `edges.held` returns; at most 2 steps, of at least 8 threads.
+        vector: elements of an access, at most 8. Places from there on are the tail's.
+    """
+    count("the number of steps", len(steps), 2)
+    vector = power_of_two("vector", vector, 8)
+    high, wide, shown = 2.1, 4.75, 7
+    longest = max(len(held["body"][0]) for _, held in steps.values())
+    top = {"edges": 16.5, "body": 22 + vector * high}
+    bottom = top["body"] + longest * high
+    pic = Picture("What threads hold of a row", bottom + 11)
+    for left, (name, (n_rows, held)) in zip((8.5, 57), steps.items(), strict=False):
+        threads = [*range(shown), len(held["body"]) - 1]
+        pic.bold(left, 10, name)
+        for part, seen in (("edges", set()), ("body", set())):
+            for column, thread in enumerate(threads):
+                x = left + wide * (column + 0.6 * (column == shown))
+                y, values = top[part], held[part][thread]
+                pic.quiet(x + wide / 2, top["edges"] - 2.2, f"{thread}")
+                is_copy = not seen.isdisjoint(values)
+                seen |= {*values}
+                ends = "head", "tail"
+                for value in values:
+                    kind = ends[value >= vector] if part == "edges" else part
+                    look = {"gid": f"{name}: {thread} {kind} {value}"}
+                    fill = FILLS[kind]
+                    if is_copy:
+                        look |= {"hatch": MASKED, "gid": f"{look['gid']} copy"}
+                        look["edgecolor"], fill = tint(GREY, 0.5), tint(GREY, 0.12)
+                    pic.box((x, y, wide, high), "", fill, **look)
+                    y += high
+                _frames(pic, (x, top[part], wide, high), values, is_copy)
+            middle = top[part] + len(held[part][0]) * high / 2
+            pic.text(left + wide * (shown + 0.3), middle, "…", "center")
+        body, edges = (len(held[part][0]) for part in ("body", "edges"))
+        text = f"a thread holds {n_rows} rows × ({edges} + {body})"
+        pic.text(left, bottom + 3, text)
+    pic.quiet(7.5, top["edges"] - 2.2, "thread", "right")
+    for part, y in top.items():
+        pic.text(7.5, y + 4 * high, part, "right")
+    keys = {"body": FILLS["body"], "head": FILLS["head"], "tail": FILLS["tail"]}
+    for x, (name, fill) in zip((8.5, 24, 39), keys.items(), strict=True):
+        pic.key(x, bottom + 7.6, name, fill)
+    look = {"hatch": MASKED, "edgecolor": tint(GREY, 0.5)}
+    pic.key(57, bottom + 7.6, "a copy of another thread's", tint(GREY, 0.12), **look)
+    return pic.figure
+
+
+def _frames(pic: Picture, first: Place, values: Sequence[int], quiet: bool) -> None:
+    """Frames each run of neighbours below each other, with its first and last value."""
+    x, y, wide, high = first
+    gaps = (i for i in range(1, len(values)) if values[i] != values[i - 1] + 1)
+    for begin, end in itertools.pairwise([0, *gaps, len(values)]):
+        place = (x, y + begin * high, wide, (end - begin) * high)
+        look = {"edgecolor": RULE, "linewidth": 0.8} if quiet else {"linewidth": 1.2}
+        pic.outline(place, **look)
+        numbers = dict.fromkeys([values[begin], values[end - 1]])
+        text = "\n–\n".join(map(str, numbers))
+        middle = place[1] + place[3] / 2
+        pic.text(x + wide / 2, middle, text, "center", color=MUTED if quiet else INK)
 
 
 # ---- the learner's split -------------------------------------------------------------

@@ -56,6 +56,7 @@ def of_edges():
     yield edges.launch_for(edges.head_kernel, x)
     yield edges.launch_for(edges.beside_kernel, x)
     yield edges.launch_for(edges.beside_kernel, long)  # in two blocks
+    yield edges.launch_for(edges.turns_kernel, x)
     rows = meta_matrix(64, 137, torch.bfloat16, stride=144)
     config = dict(edges.launch_for(edges.head_kernel, rows).constants)
     yield edges.tail_kernel, (BF16, BF16, 144, 144, 64, 137), config

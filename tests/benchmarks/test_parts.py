@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import parts
 from kernels import unaligned
-from tests.lab.pictures import boxes, gids
+from tests.lab.pictures import boxes, gids, texts
 
 
 def test_the_picture_cuts_each_row_as_the_text_does():
@@ -44,6 +44,35 @@ def test_lengths_add_up_and_bodies_are_aligned(vector):
 def test_the_kernels_split_is_judged_right(capsys):
     parts.judge(unaligned.split_row)
     assert "every body is aligned" in capsys.readouterr().out
+
+
+# ---- what threads hold ---------------------------------------------------------------
+
+COPIED = {"body": [[2 * i, 2 * i + 1] for i in range(8)], "edges": 4 * [[0, 1], [2, 3]]}
+OWN = {"body": [[i, i + 8] for i in range(8)], "edges": [[i] for i in range(8)]}
+
+
+def test_what_other_threads_hold_too_is_drawn_as_a_copy():
+    figure = parts.holding({"before": (4, COPIED), "after": (2, OWN)}, 2)
+    drawn = [*gids(figure)]
+    assert sum(gid.endswith("copy") for gid in drawn) == 12
+    assert {"before: 0 head 0", "before: 1 tail 2", "before: 2 head 0 copy"} <= {*drawn}
+    assert {"after: 1 head 1", "after: 2 tail 2", "after: 7 tail 7"} <= {*drawn}
+    assert sum(" body " in gid for gid in drawn) == 2 * 16
+    assert {"a thread holds 4 rows × (2 + 2)", "a thread holds 2 rows × (1 + 2)"} <= {
+        *texts(figure)
+    }
+
+
+def test_a_frame_holds_neighbours():
+    figure = parts.holding({"after": (2, OWN)}, 2)
+    assert "0\n–\n1" not in texts(figure)  # 0 and 8 are no neighbours
+    assert "0\n–\n1" in texts(parts.holding({"before": (4, COPIED)}, 2))
+
+
+def test_three_steps_are_too_many():
+    with pytest.raises(ValueError, match="from 1 to 2"):
+        parts.holding(dict.fromkeys("abc", (4, OWN)), 2)
 
 
 # ---- the learner's split -------------------------------------------------------------
