@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from benchmarks import roundings
 from kernels import program
 from kernels.lab import backend, check, compile, meter, occupancy
 from kernels.lab.check import Fault
@@ -206,29 +207,12 @@ def test_exp_takes_no_16_bit_values():
         compile.aot(exp_kernel, HALF, HALF, BLOCK=1024)
 
 
-LOG2_E = 1.4426950408889634
-ROUNDED = torch.tensor(LOG2_E, dtype=torch.float32).item()  # 1.4426950216
-
-
-def rounding(x: torch.Tensor) -> torch.Tensor:
-    """The exponential if nothing but log2(e) and the product with it were rounded."""
-    return torch.exp2((x * ROUNDED).double())
-
-
-def worst(got: torch.Tensor, x: torch.Tensor) -> float:
-    """The largest relative error, in eps of float32."""
-    return (got.double() / x.double().exp() - 1).abs().max().item() * 2**23
-
-
 @pytest.mark.parametrize(
     ("low", "product", "constant", "both"),
     [(-5, 1, 1, 2), (-45, 22, 5, 27), (-80, 22, 9, 31)],
 )
 def test_two_roundings_precede_the_exponential(low, product, constant, both):
-    x = torch.linspace(low, 0, 2**20)
-    of_product = torch.exp2((x.double() * LOG2_E).float().double())
-    of_constant = torch.exp2(x.double() * ROUNDED)
-    errors = [worst(y, x) for y in (of_product, of_constant, rounding(x))]
+    errors = roundings.errors(low).values()
     assert [round(error) for error in errors] == [product, constant, both]
 
 
@@ -238,7 +222,8 @@ def test_exponential_errs_as_rounding_its_exponent_does():
         x = torch.linspace(-low - 5, -low, 2**16)
         y = torch.empty_like(x, device=backend.DEVICE)
         exp_kernel[(64,)](y, x.to(backend.DEVICE), BLOCK=1024)
-        assert abs(worst(y.cpu(), x) - worst(rounding(x), x)) < 1.5
+        rounded = roundings.exponentials(x)["both"]
+        assert abs(roundings.worst(y.cpu(), x) - roundings.worst(rounded, x)) < 1.5
 
 
 @pytest.mark.gpu
