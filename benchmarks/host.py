@@ -1,28 +1,47 @@
 """What a call of the course's softmax costs the host, piece by piece.
 
 from benchmarks import host
-observed = record.observe("fastest_host", host.pieces)
+observed = record.observe("operator_host", host.pieces)
 host.kernels_for(970)  # how many kernels so many row lengths compile
 
-Each piece is a call of its own, timed by the clock `host`, on a matrix so small that
-the GPU is done before the host. Pieces of the whole call are not cut out of it, so
-their sum is only about the whole.
+Each piece of a repeated call is a call of its own, timed by the clock `host`, on a
+matrix so small that the GPU is done before the host. Such pieces are not cut out of the
+whole call, so their sum is only about the whole.
+
+The first call of a new length happens once, so its pieces are timed inside it: each
+function of PIECES gets a stopwatch. A stopwatch takes some tenths of a µs itself.
 """
 
+import contextlib
 import functools
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from kernels import fastest, tiled
-from kernels.lab import backend, clock, direct, launch, process
+from kernels import fastest, tiled, unaligned
+from kernels.lab import backend, clock, direct, launch, operator, process
 
 SHAPE = 64, 64
 NEW_LENGTHS = range(2049, 2249)
 """Of rows whose length the softmax has not seen; they share a compiled kernel."""
+OTHER_LENGTHS = range(2249, 2449)
+"""The same, for the calls that are timed piece by piece."""
+WHOLE = "kernels.softmax, a new length"
+PIECES = {
+    "new length: check the input": [(operator, "validate")],
+    "new length: allocate the output": [(torch, "empty_like")],
+    "new length: see where rows start": [(unaligned, "alignment")],
+    "new length: choose the kernel": [(fastest, "choose")],
+    "new length: choose its configuration": [(fastest, "_config_of_few")],
+    "new length: make the Launch": [(tiled, "launch_for"), (unaligned, "launch_for")],
+    "new length: find the compiled kernel": [(direct, "launch_to_find")],
+}
+"""The functions that the first call of a new length calls, by what a table says."""
+LAUNCH, REST = "new length: launch it", "new length: the rest"
 
 
 def calls() -> dict[str, Callable[[], Any]]:
@@ -62,20 +81,70 @@ def pieces() -> list[dict[str, Any]]:
     """
     clock.require_gpu()
     rows = [(name, clock.host_us(call)[1]) for name, call in calls().items()]
-    rows.append(("kernels.softmax, a new length", round(new_length_us(), 3)))
-    return [{"call": name, "us": us} for name, us in rows]
+    rows.append((WHOLE, new_length_us()))
+    with clock.alone():
+        rows += new_length_pieces().items()
+    return [{"call": name, "us": round(us, 3)} for name, us in rows]
 
 
 def new_length_us() -> float:
     """The median time of the first call for each of NEW_LENGTHS, µs."""
-    first, *rest = (
-        torch.empty(SHAPE[0], n_cols, device=backend.DEVICE) for n_cols in NEW_LENGTHS
-    )
+    first, *rest = _matrices(SHAPE[0], NEW_LENGTHS)
     fastest.softmax(first)  # compiles
     with clock.alone():
         times = [clock.call_us(fastest.softmax, x, wait=False) for x in rest]
         torch.cuda.synchronize()
     return statistics.median(times)
+
+
+def new_length_pieces(
+    n_rows: int = SHAPE[0], lengths: Iterable[int] = OTHER_LENGTHS
+) -> dict[str, float]:
+    """Where the time of the first call of a length goes: the medians over lengths, µs.
+
+    Args:
+        n_rows: of each matrix.
+        lengths: that no call has had.
+
+    Returns:
+        The time of each of PIECES, of LAUNCH, and of REST: what is left of the whole.
+    """
+    taken: list[dict[str, float]] = []
+    with contextlib.ExitStack() as stack:
+        watch: dict[str, float] = {}
+        timed = {**PIECES, LAUNCH: [(launch.CachedLaunch, "__call__")]}
+        for name, places in timed.items():
+            for owner, attribute in places:
+                stack.enter_context(_stopwatch(owner, attribute, watch, name))
+        for x in _matrices(n_rows, lengths):
+            watch.update(dict.fromkeys(timed, 0.0))
+            whole = clock.call_us(fastest.softmax, x, wait=False)
+            # The launch's call begins with finding the compiled kernel.
+            watch[LAUNCH] -= watch["new length: find the compiled kernel"]
+            taken.append({**watch, REST: whole - sum(watch.values())})
+    return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
+
+
+def _matrices(n_rows: int, lengths: Iterable[int]) -> list[torch.Tensor]:
+    return [torch.empty(n_rows, n, device=backend.DEVICE) for n in lengths]
+
+
+@contextlib.contextmanager
+def _stopwatch(
+    owner: Any, attribute: str, watch: dict[str, float], name: str
+) -> Iterator[None]:
+    """While active, watch[name] grows by the time of each call of a function, µs."""
+    function = getattr(owner, attribute)
+
+    def timed(*args: Any, **how: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **how)
+        finally:
+            watch[name] += 1e6 * (time.perf_counter() - start)
+
+    with patch.object(owner, attribute, timed):
+        yield
 
 
 # ---- compilations --------------------------------------------------------------------
@@ -105,7 +174,7 @@ def _kernels_for(n: int, longest: int) -> tuple[int, int]:
     with patch.object(launch, "sms_and_threads", lambda: (132, 2048)):
         for n_cols in (longest**share).int().tolist():
             y = torch.empty(1, n_cols, device="meta")
-            made = fastest._prepare(y, y, 1).launch
+            made = fastest.prepare(y, y, 1).launch
             ours.add(direct.key_of(made))
             sizes = [(value == 1, value % 16 == 0) for value in made.scalars]
             theirs.add((made.kernel, *made.constants.items(), *sizes))

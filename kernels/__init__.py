@@ -21,6 +21,7 @@ The ladder (what each chapter's module changes, and what that buys):
     cooperative programs that share a row    long rows, in one reading
     fastest     the kernel that fits         one softmax for every shape
     gradient    two inputs, one reduction    the way back at the speed of memory
+    operator    a call, prepared once        a cheap call, which PyTorch knows by name
 """
 
 from kernels.lab import backend as _backend  # picks the world before Triton is imported
@@ -28,14 +29,15 @@ from kernels.lab import backend as _backend  # picks the world before Triton is 
 CHAPTERS = (
     *("eager", "traffic", "program", "strided", "residency", "meta", "persistent"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
-    *("tiled", "unaligned", "online", "cooperative", "fastest", "gradient"),
+    *("tiled", "unaligned", "online", "cooperative", "fastest", "gradient", "operator"),
 )
 
 __all__ = ["CHAPTERS", "softmax"]
 
-from kernels.fastest import softmax  # noqa: E402 - after the world is chosen
+from kernels import operator as _operator  # noqa: E402 - after the world is chosen
+from kernels.fastest import softmax  # noqa: E402
 
-del _backend
+del _backend, _operator
 
 
 def __getattr__(name: str) -> object:

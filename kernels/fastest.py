@@ -5,11 +5,10 @@ Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape a
     strides, behind PyTorch's own signature.
 Costs: MN values read and MN written; 2MN read where columns are not adjacent.
 Source: measured (`notebooks/recorded/`); PyTorch's documentation of
-    `torch.nn.functional.softmax` and of custom operators.
+    `torch.nn.functional.softmax`.
 """
 
 import functools
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,22 +108,23 @@ def softmax(
     """
     if not is_dynamo_compiling() and type(x) is Tensor:
         try:
-            known = _known.get(x.shape, ())
+            alike = known.get(x.shape, ())
         except RuntimeError:  # a nested tensor has no shape
-            known = ()
-        for again in known:
+            alike = ()
+        for again in alike:
             if (y := again(x, dim, dtype, out)) is not None:
                 return y
-    from kernels.lab import operator  # a call like an earlier one does not need it
+    from kernels import operator  # a later chapter: how PyTorch sees this function
+    from kernels.lab.operator import call
 
-    return operator.call(torch.ops.kernels.softmax.default, _rules, x, dim, dtype, out)
+    return call(torch.ops.kernels.softmax.default, operator.rules, x, dim, dtype, out)
 
 
-_known: dict[torch.Size, tuple[Callable[..., Tensor | None], ...]] = {}
+known: dict[torch.Size, tuple[Callable[..., Tensor | None], ...]] = {}
 """How to repeat the last calls of each shape, by `direct.repeat`."""
 
 
-def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
+def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
     """Chooses a kernel for tensors like these, and prepares its launch.
 
     The launch takes the tensors as they are: a kernel is passed only their addresses.
@@ -142,7 +142,7 @@ def _prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], 
         matrix = x if is_matrix else x.view(shape)
     except RuntimeError:  # or no strides describe these rows: copy x first
         like_copy = torch.empty(x.shape, dtype=output.dtype, device="meta")
-        launch = _prepare(output, like_copy, dim)
+        launch = prepare(output, like_copy, dim)
         return lambda output, x: launch(output, x.to(output.dtype).contiguous())
     output = output if is_matrix else output.view(shape)
     if n_inner > 1:
@@ -180,30 +180,3 @@ def _config_of_few(
     if same_shift and not aligned:
         config = unaligned.choose_config(size, element_size)
     return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))
-
-
-def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """The gradient for x, in x's dtype, from the gradient for y = softmax(x, dim)."""
-    later = importlib.import_module("kernels.gradient")  # a chapter that builds on this
-    return later.softmax_backward(gradient, y, dim, dtype)
-
-
-@functools.cache
-def _rules():
-    from kernels.lab import operator
-
-    one = torch.ops.kernels.softmax.default
-    return operator.Rules(one, _prepare, backward, torch.softmax, _known)
-
-
-# `torch.compile`, `torch.func` and subclasses of tensors see `softmax` as one operator.
-_library = torch.library.Library("kernels", "FRAGMENT")
-_schema = "softmax(Tensor x, int dim, ScalarType? dtype=None) -> Tensor"
-_library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
-_library.impl("softmax", lambda *a: _rules().run(*a), "CPU")
-_library.impl("softmax", lambda *a: _rules().run(*a), "CUDA")
-_library.impl("softmax", lambda *a: _rules().fake(*a), "Meta")
-_library.impl("softmax", lambda *a: _rules().autograd(*a), "Autograd", with_keyset=True)
-torch.library.register_vmap(
-    "kernels::softmax", lambda *a: _rules().batched(*a), lib=_library
-)

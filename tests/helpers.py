@@ -245,14 +245,14 @@ def _forgotten() -> Iterator[None]:
         kernel.used_global_vals = {}
         kernel.device_caches = defaultdict(kernel.create_binder)
     direct._compiled.clear()
-    fastest._known.clear()
+    fastest.known.clear()
     for cached in _all_of(launch.CachedLaunch):
         cached.compiled = None
     try:
         yield
     finally:
         direct._compiled.clear()
-        fastest._known.clear()
+        fastest.known.clear()
         for kernel, memory in zip(kernels, kept, strict=True):
             vars(kernel).update(memory)
         for cached in _all_of(launch.CachedLaunch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton
 
+import kernels
 from kernels import cooperative, fastest, online, tiled, unaligned
 from kernels.lab import backend, compile, direct, launch, operator
 from tests.helpers import STEMS, FakeKernel, assert_right, input_of, tensor
@@ -144,8 +145,8 @@ def launched(monkeypatch) -> dict[str, FakeKernel]:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, nothing is prepared that was prepared before it."""
-    monkeypatch.setattr(fastest._rules(), "launches", {})
-    fastest._known.clear()
+    monkeypatch.setattr(kernels.operator.rules(), "launches", {})
+    fastest.known.clear()
 
 
 def through_triton(launched: dict[str, FakeKernel]) -> list[str]:
@@ -311,7 +312,7 @@ def test_each_shape_dtype_stride_dim_and_alignment_has_a_launch(launched):
     for _ in range(2):
         for x, dim in kinds:
             assert_right(fastest.softmax(x, dim), x, dim)
-    assert len(fastest._rules().launches) == len(kinds)
+    assert len(kernels.operator.rules().launches) == len(kinds)
     calls = through_triton(launched) + through_a_kept_kernel(launched)
     assert len(calls) == 2 * len(kinds)
     # The two lengths that `tiled` takes share a kernel: the second needs no Triton.
@@ -346,7 +347,7 @@ def test_so_many_launches_are_kept_and_no_more(monkeypatch):
     for n_cols in (*range(1, 9), *range(1, 9)):
         x = tensor(2, n_cols)
         assert_right(fastest.softmax(x), x)
-        assert len(fastest._rules().launches) <= 3
+        assert len(kernels.operator.rules().launches) <= 3
 
 
 def test_bad_input_is_named_after_a_good_call():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from benchmarks import host
+from kernels.lab import backend
 
 
 def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
@@ -15,6 +16,17 @@ def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
     (ours,) = results["kernels.softmax and its gradient"]
     (theirs,) = results["torch.softmax and its gradient"]
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_each_piece_of_a_first_call_is_in_the_call():
+    pieces = host.new_length_pieces(2, [517, 518, 519, 520])
+    assert list(pieces) == [*host.PIECES, host.LAUNCH, host.REST]
+    if backend.INTERPRETED:  # there, Triton both finds the kernel and runs it
+        pieces.pop(host.LAUNCH)
+    assert all(us > 0 for us in pieces.values()), pieces
+    again = host.new_length_pieces(2, [518] * 3)  # nothing is chosen anew
+    for name in ("choose the kernel", "make the Launch", "check the input"):
+        assert again[f"new length: {name}"] == 0
 
 
 def test_few_kernels_serve_many_lengths():
@@ -33,6 +45,6 @@ def test_pieces_are_timed():
     rows = host.pieces()
     assert [row["call"] for row in rows] == [
         *host.calls(),
-        "kernels.softmax, a new length",
+        *(host.WHOLE, *host.PIECES, host.LAUNCH, host.REST),
     ]
     assert all(0 < row["us"] < 2000 for row in rows)

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import knobs
 
+import kernels
 from kernels import fastest
 from kernels.lab import backend, compile, direct, launch, operator, process
 from kernels.lab import words as words_module
@@ -210,7 +211,7 @@ def launches_for(
             y = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
             x = torch.empty(n_rows * n_cols + offset, dtype=dtype, device="meta")
             x = x[offset:].view(n_rows, n_cols)
-            made.append(fastest._prepare(y, x, 1).launch)
+            made.append(fastest.prepare(y, x, 1).launch)
     return made
 
 
@@ -339,7 +340,7 @@ class Calls:
 
     def __init__(self, monkeypatch) -> None:
         self.direct, self.others = 0, []
-        rules, run = fastest._rules(), operator.Rules.run
+        rules, run = kernels.operator.rules(), operator.Rules.run
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
         monkeypatch.setattr(operator, "_current_device", lambda: -1)
         monkeypatch.setattr(rules, "launches", {})
@@ -349,7 +350,7 @@ class Calls:
             "run",
             lambda *a, **how: self.others.append(a[1:]) or run(*a, **how),
         )
-        fastest._known.clear()
+        fastest.known.clear()
 
     def prepare(self, y, x, dim):
         def launch_at(y_address, x_address):
@@ -376,7 +377,7 @@ def calls(monkeypatch):
     if not backend.INTERPRETED:
         pytest.skip("a GPU is faked with CPU tensors; see test_fastest_launches")
     yield Calls(monkeypatch)
-    fastest._known.clear()
+    fastest.known.clear()
 
 
 def is_repeated(calls: Calls, x: object, *args: object, **how: object) -> bool:
@@ -435,7 +436,7 @@ def test_so_many_forms_of_a_shape_are_kept_and_no_more(calls, monkeypatch):
     for form in [form for form in FORMS for _ in range(3)]:
         args, how = call_of(form)
         is_repeated(calls, *args, **how)
-    assert {len(known) for known in fastest._known.values()} <= {1, 2}
+    assert {len(known) for known in fastest.known.values()} <= {1, 2}
 
 
 def test_a_repeated_call_is_recorded_where_a_gradient_is_wanted(calls):
@@ -642,20 +643,21 @@ def test_without_a_part_of_pytorch_calls_are_as_before(calls, lost, monkeypatch)
     delattr(parts, lost)
     monkeypatch.setattr(torch._C._dynamo, "guards", parts)
     assert [is_repeated(calls, matrix(3, 8)) for _ in range(4)] == [False] * 4
-    assert not any(fastest._known.values())
+    assert not any(fastest.known.values())
 
 
 @pytest.mark.gpu
 def test_this_triton_launches_as_expected(monkeypatch):
     monkeypatch.undo()
-    fastest._known.clear()
-    monkeypatch.setattr(fastest._rules(), "launches", {})
+    fastest.known.clear()
+    monkeypatch.setattr(kernels.operator.rules(), "launches", {})
     for shape in ((300, 64), (300, 33), (2, 2**17)):
         for seed in range(3):
             x = matrix(*shape, seed=seed)
             assert_right(fastest.softmax(x), x)
     assert all(
-        prepared.direct is not None for prepared in fastest._rules().launches.values()
+        prepared.direct is not None
+        for prepared in kernels.operator.rules().launches.values()
     )
     assert "kernels.lab.direct" in sys.modules
-    assert len(fastest._known) == 3  # the third call was like the second
+    assert len(fastest.known) == 3  # the third call was like the second

@@ -1,4 +1,4 @@
-"""What is true of any row operator; `tests/test_fastest_operator.py` shows softmax."""
+"""What is true of any row operator; `tests/test_operator.py` shows softmax."""
 
 import itertools
 

@@ -32,6 +32,7 @@ from kernels.lab.draw.programs import (
 )
 from kernels.lab.draw.tiles import orders, product
 from kernels.lab.draw.time import occupancy, pipeline, schedule, sharing
+from kernels.lab.draw.ways import ways
 
 __all__ = [
     "allocation",
@@ -58,4 +59,5 @@ __all__ = [
     "strides",
     "thread_and_program",
     "tile_layout",
+    "ways",
 ]
