@@ -186,6 +186,7 @@ GRADIENT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Error detected in")  # opcheck's, with the error
 @pytest.mark.parametrize("wrong", GRADIENT, ids=lambda f: f.__name__)
 def test_each_mistake_of_a_gradient_has_its_sentence(wrong):
     assert GRADIENT[wrong] in of(registering(backward=wrong)).failure
