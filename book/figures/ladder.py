@@ -24,9 +24,10 @@ from kernels.lab.plot import Figure
 CASE = record.Case(torch.bfloat16, 4096, 32768)
 CLOCK = "device"
 # Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
-# launches the kernel of `strided`, and `gradient` goes the way back.
+# launches the kernel of `strided`, `gradient` goes the way back, and `operator` is about
+# the host.
 BESIDE = (
-    *("traffic", "residency", "gradient"),
+    *("traffic", "residency", "gradient", "operator"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
 )
 STEPS = tuple(stem for stem in kernels.CHAPTERS if stem not in BESIDE)
