@@ -72,10 +72,8 @@ DEVICE: str = "cpu" if INTERPRETED else "cuda"
 
 import torch  # noqa: E402 - a PyTorch that imports Triton finds the world chosen
 
-if INTERPRETED:  # NumPy warns of inf - inf; a GPU makes its NaN in silence
-    warnings.filterwarnings(
-        "ignore", category=RuntimeWarning, module=r"triton\.runtime\.interpreter"
-    )
+if INTERPRETED:
+    from kernels.lab import interpreter  # noqa: F401 - makes it faster, and silent
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
