@@ -5,7 +5,7 @@ ones. It does so again in every call of another `@triton.jit` function, and `tl.
 `tl.max` are such functions. There is nothing left to replace then, but to find that out
 takes about 1 ms a call: more than the rest of a short kernel. So that is skipped.
 
-`kernels.lab.backend` imports this module where kernels are interpreted. Weighed: to wait
+`kernels.lab.backend` imports this where kernels are interpreted. Weighed: to wait
 for a release of Triton. 3.6 to 3.9 all replace anew.
 """
 
