@@ -9,7 +9,6 @@ show.diff(edges.turns_kernel, unaligned.softmax_kernel)
 providers = {"unaligned.beside": edges.beside}
 """
 
-import dataclasses
 import functools
 import math
 import re
@@ -280,21 +279,21 @@ def turns_kernel(
         As for `kernels.unaligned.softmax_kernel`.
     """
     matrix = n_rows, n_cols, input_row_stride, input_shift
-    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
+    source = tl.multiple_of(input_ptr - input_shift, 16), 0
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
     first_row = tl.program_id(0) * ROWS
     edges, edge_places, at_edge = load_edges(
-        input_ptr, first_row, matrix, ROWS, THREADS, VECTOR
+        source, first_row, matrix, ROWS, THREADS, VECTOR
     )
     x, places, inside = load_block(
-        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+        source, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
     )
     if not RECOMPUTE:
         x = widen(x)
     row_max = tl.maximum(row_max_of(x), row_max_of(edges))
     if REST_COLS:
         rest, rest_places, rest_inside = load_block(
-            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+            source, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
         )
         row_max = tl.maximum(row_max, row_max_of(rest))
 
@@ -349,11 +348,16 @@ def launch_for(kernel: Any, x: torch.Tensor) -> Launch:
         x: as for `unaligned.launch_for`.
     """
     launch = unaligned.launch_for(x, x)
-    if kernel in (turns_kernel, launch.kernel):
-        return dataclasses.replace(launch, kernel=kernel)
-    config = choose_config(x.shape[1], x.element_size())
-    changed = {"grid": (ceil_div(len(x), config.rows),), "kernel": kernel}
-    return dataclasses.replace(launch, constants=constants_of(config), **changed)
+    if kernel is launch.kernel:
+        return launch
+    if kernel is turns_kernel:
+        grid, constants = launch.grid, dict(launch.constants)
+        del constants["SAME"]
+    else:
+        config = choose_config(x.shape[1], x.element_size())
+        grid, constants = (ceil_div(len(x), config.rows),), constants_of(config)
+    scalars = x.stride(0), tiled.row_shift(x), *x.shape
+    return Launch(kernel, grid, scalars, constants, launch.pointers)
 
 
 def softmax_by(kernel: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -244,7 +244,7 @@ class Call:
         self.x, self.output = x, torch.empty_like(x)
         config = chosen(self.output, x, block_cols=PART, patience=1)
         self.prepared = cooperative.launch_for(self.output, x, config)
-        n_words = self.prepared.workspace.n_words
+        n_words = self.prepared.n_words
         self.words = torch.zeros(n_words, dtype=torch.int64, device=x.device)
 
     def launch(self, n_programs: int | None = None) -> torch.Tensor:

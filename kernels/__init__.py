@@ -41,12 +41,6 @@ del _backend, _operator
 
 
 def __getattr__(name: str) -> object:
-    # Hugging Face has a package named `kernels`, too: say which one was found.
-    if name in ("Device", "Mode") or "kernel" in name or name.endswith("Repository"):
-        said = (
-            f"{name} is a part of Hugging Face's package 'kernels', but the package of "
-            f"that name found here is the course's, in {__path__[0]}; run this outside "
-            "of the course's folder, or import transformers in another process"
-        )
-        raise ImportError(said, name=__name__, path=__file__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from kernels.lab.description import no_such_name  # only a mistake needs it
+
+    raise no_such_name(name, __path__[0])

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend, launch
-from kernels.lab.launch import SIZES, Launch, Workspace, constants_of, pointer_to
+from kernels.lab.launch import SIZES, Launch, constants_of, pointer_to
 from kernels.online import merge_axis
 from kernels.tiled import exp_shifted, load_or_neg_inf, row_shift, widen
 from kernels.unaligned import alignment, edge_columns, split_row
@@ -90,20 +90,21 @@ def softmax_kernel(
     tag,
     output_row_stride,
     input_row_stride,
-    input_shift,
+    output_shift,
     n_cols,
     n_parts,
     BLOCK_COLS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
     VECTOR: tl.constexpr,
     EDGES: tl.constexpr,
+    SAME: tl.constexpr,
     PATIENCE: tl.constexpr,
 ):
     """One program computes one part of the softmax of one row.
 
     It waits for the pairs of the row's other parts. When its patience ends, it helps:
-    it computes a missing pair, and so on until none is missing, and then its own part
-    once more. A pair is the same, bit by bit, whichever program computes it.
+    it computes missing pairs until none is missing, and then its own part once more. A
+    pair is the same, bit by bit, whichever program computes it.
 
     Args:
         output_ptr, input_ptr: the tensors' first elements; may be equal.
@@ -114,8 +115,9 @@ def softmax_kernel(
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
         VECTOR: elements that a thread moves at once.
-        EDGES: whether rows start anywhere, in both tensors alike. Then the first part
-            has the row's head, and the last part its tail.
+        EDGES: whether rows start anywhere. Then the first part has the row's head, and
+            the last part its tail.
+        SAME: as in `kernels.unaligned`; not used without EDGES.
         PATIENCE: how often a program looks for the other parts before it helps.
     """
     LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
@@ -132,15 +134,17 @@ def softmax_kernel(
         # program has published, and `publish` leaves its words.
         seen_max = tl.load(max_ptr, volatile=True)
         seen_sum = tl.load(sum_ptr, volatile=True)
-        input_row = row * input_row_stride
+        input_row, output_row = row * input_row_stride, row * output_row_stride
         if EDGES:
-            head, body = split_row(input_row + input_shift, n_cols, VECTOR)
+            head, body = split_row(output_row + output_shift, n_cols, VECTOR)
             edge = tl.arange(0, 2 * VECTOR)
             edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
             at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, n_parts - 1))
             edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
-            start = (input_row + input_shift + head) // VECTOR * VECTOR + first
-            input_ptrs = tl.multiple_of(input_ptr - input_shift, 16) + start + cols
+            start = (output_row + output_shift + head) // VECTOR * VECTOR + first
+            input_ptrs = input_ptr + input_row + head + first + cols
+            if SAME:
+                input_ptrs = tl.multiple_of(input_ptr - output_shift, 16) + start + cols
             inside = cols // VECTOR * VECTOR < body - first
         else:
             start = row * (input_row_stride // VECTOR * VECTOR) + first
@@ -169,8 +173,8 @@ def softmax_kernel(
             factor = 1 / row_sum
             if EDGES:
                 y = exp_shifted(edges, row_max) * factor
-                tl.store(output_ptr + input_row + edge_cols, y, mask=at_edge)
-                output_ptrs = tl.multiple_of(output_ptr - input_shift, 16) + start
+                tl.store(output_ptr + output_row + edge_cols, y, mask=at_edge)
+                output_ptrs = tl.multiple_of(output_ptr - output_shift, 16) + start
             else:
                 start = row * (output_row_stride // VECTOR * VECTOR) + first
                 output_ptrs = output_ptr + start
@@ -187,6 +191,7 @@ class Config:
     block_parts: int
     vector: int
     edges: bool
+    same: bool
     patience: int
     num_warps: int
     maxnreg: int | None = None
@@ -200,27 +205,29 @@ def choose_config(
     While a program waits, only other programs load. So parts are large, and a thread's
     registers are capped, to keep as much of the matrix as possible in each SM. A small
     tensor has small parts instead, so that many SMs get one. `unaligned.alignment`
-    returns the last arguments; rows that the output places elsewhere move by elements.
+    returns the last arguments.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     few = n_rows * row_bytes < FEW_BYTES * sms
     if few and vector * element_size < 16:
         vector = 1  # one kernel less
-    edges = vector == 1 and same_shift
+    edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
     part_bytes, num_warps, maxnreg = 32768, 4, 96
     if few:
         length = launch.power_of_2(row_bytes)
         part_bytes = min(max(8192, length // 64), max(16384, length // 256), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
-    elif vector == 1 and not edges:  # by elements
-        part_bytes = 8192 * element_size
+    elif vector == 1 and not same_shift:
+        part_bytes, maxnreg = 8192 * element_size, 80 if edges else 96
     elif row_bytes >= LONG_BYTES * sms // (4 if edges else 1):
         part_bytes, maxnreg = 65536, 168
-    vector = 16 // element_size if edges else vector
+    if edges:
+        vector = 16 // element_size if same_shift else 4
     block_cols = part_bytes // element_size
     n_parts = launch.power_of_2(count_parts(n_cols, block_cols, vector))
     block_parts = max(32 * num_warps, n_parts)
-    return Config(block_cols, block_parts, vector, edges, PATIENCE, num_warps, maxnreg)
+    how = edges, same_shift or not edges, PATIENCE, num_warps, maxnreg
+    return Config(block_cols, block_parts, vector, *how)
 
 
 def are_resident(
@@ -248,9 +255,7 @@ def launch_for(
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    Args:
-        output, x: as for `kernels.tiled.launch_for`; one tensor, or apart in memory.
-        config: for the kernel, not checked; None lets `choose_config` choose.
+    Args: as for `kernels.tiled.launch_for`; one tensor, or apart in memory.
     """
     n_rows, n_cols = x.shape
     if config is None:
@@ -259,18 +264,17 @@ def launch_for(
     return Launch(
         kernel=softmax_kernel,
         grid=(n_rows * n_parts,),
-        scalars=(output.stride(0), x.stride(0), row_shift(x), n_cols, n_parts),
+        scalars=(output.stride(0), x.stride(0), row_shift(output), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        workspace=Workspace(2 * n_rows * n_parts),
+        n_words=2 * n_rows * n_parts,
     )
 
 
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, each by several programs.
 
-    Args, returns, raises: as `kernels.tiled.softmax`, with N at most MAX_COLS. `config`
-    is for the kernel and not checked; None lets `choose_config` choose.
+    Args, returns, raises: as `kernels.online.softmax`, with N at most MAX_COLS.
     """
     backend.validate(x, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

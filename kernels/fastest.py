@@ -26,6 +26,7 @@ ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) 
 
 LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
 SHARED_ROW = 32768  # the same where there are too few rows to fill the GPU
+APART_ROW = 16384  # the same for 16-bit rows that start elsewhere in the output
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
@@ -39,13 +40,12 @@ def choose(
     """Returns the name of the chapter whose kernel takes a matrix of adjacent columns.
 
     A program takes a whole row of up to LONGEST_TILE bytes, or of up to SHARED_ROW
-    bytes if the matrix is too small to fill the GPU. Several programs share a longer
-    row if all of them run at once, beside others. `online` takes what no other kernel
-    takes. The two lengths were read off the benchmark.
+    bytes if the matrix is too small to fill the GPU, or of up to APART_ROW bytes if it
+    loads element by element. Several programs share a longer row if all of them run at
+    once, beside others; `online` takes the rest. The lengths are the benchmark's.
 
     Args:
-        n_rows, n_cols: the shape.
-        dtype: one of DTYPES.
+        n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
         vector, same_shift: what `unaligned.alignment` returns; without them, that of a
             contiguous matrix.
     """
@@ -56,22 +56,24 @@ def choose(
     if vector is None:
         vector = tiled.choose_vector(n_cols, element_size, n_cols)
     few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
-    if row_bytes <= (SHARED_ROW if few else LONGEST_TILE):
-        fits = is_wide(vector, n_rows, n_cols, element_size)
+    apart = vector == 1 and not same_shift and element_size == 2
+    longest = APART_ROW if apart else SHARED_ROW if few else LONGEST_TILE
+    if row_bytes <= longest:
+        fits = is_wide(vector, n_rows, n_cols, element_size, same_shift)
         return "tiled" if fits else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
 
 
-def is_wide(vector: int, n_rows: int, n_cols: int, element_size: int) -> bool:
+def is_wide(vector: int, n_rows: int, n_cols: int, size: int, same_shift: bool) -> bool:
     """Whether accesses of `vector` elements are wide: 16 bytes, or fewer for many rows.
 
-    16-bit rows shorter than `tiled.SHORT_BYTES` need 16 bytes: `unaligned` reads them
-    faster than `tiled` with 8 bytes, and with 4 bytes from 41 columns on.
+    Shorter than `tiled.SHORT_BYTES`, 16-bit rows that start alike in both tensors need
+    16 bytes: `unaligned` is faster than 8, and than 4 from 41 columns on.
     """
-    if vector * element_size == 16:
+    if vector * size == 16:
         return True
-    is_short = element_size == 2 and 2 * n_cols < tiled.SHORT_BYTES
+    is_short = same_shift and size == 2 and 2 * n_cols < tiled.SHORT_BYTES
     refused = is_short and (vector == 4 or n_cols > 40)
     return vector > 1 and n_rows > n_sms() and not refused
 
@@ -168,8 +170,8 @@ def _config_of_few(
 ) -> tiled.Config:
     """The configuration where the GPU has an SM for each row.
 
-    Lengths up to a power of two take about as long as each other, and share a kernel,
-    that of `tiled` if aligned. Blocks of 32 KiB are split as there.
+    Lengths up to a power of two take about as long, and share a kernel. Blocks of
+    32 KiB are split as in `tiled`.
     """
     vector = 16 // element_size if aligned or same_shift else 1
     body = n_cols // vector * vector
@@ -177,6 +179,6 @@ def _config_of_few(
     if body <= size * 5 // 8 and size * element_size == 32768:
         size = size * 5 // 8
     config = tiled.choose_config(size, element_size, vector)
-    if same_shift and not aligned:
-        config = unaligned.choose_config(size, element_size)
+    if not aligned and (same_shift or element_size == 2):
+        config = unaligned.choose_config(size, element_size, same_shift)
     return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))

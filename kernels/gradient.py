@@ -20,7 +20,7 @@ from kernels import cooperative
 from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
 from kernels.lab import launch
 from kernels.lab.backward import Backward
-from kernels.lab.launch import Launch, Pointer, Workspace, constants_of, pointer_to
+from kernels.lab.launch import Launch, Pointer, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, widen
 from kernels.unaligned import edge_columns, split_row
 
@@ -255,7 +255,7 @@ def launch_for(
         scalars=(*(() if shared else (0, 0)), n_rows, n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),
-        workspace=Workspace(n_rows * n_parts) if shared else None,
+        n_words=n_rows * n_parts if shared else 0,
     )
 
 
@@ -281,7 +281,7 @@ def steps_for(
             scalars=(0, *whole.scalars),  # no tag
             constants=constants_of(replace(config, block_parts=1, step=step)),
             pointers=(*whole.pointers, Pointer(torch.float32)),
-            workspace=None,
+            n_words=0,
         )
         for step in (1, 2)
     )

@@ -1,10 +1,10 @@
 """Rows of any length: a loop over blocks of columns, and a running (max, sum) pair.
 
 Builds on: `kernels.tiled`.
-Changes: a program sees its rows block after block. It keeps the (max, sum) pair of what
-    it has seen, and merges each block's pair into it. Then it reads the rows a second
-    time, last block first, to write the results. `prepare` has programs share rows too
-    few to fill the GPU, in two launches: one finds parts' pairs, one merges and writes.
+Changes: a program sees its rows block after block, and merges each block's (max, sum)
+    pair into that of all before. Then it reads the rows a second time, last block
+    first, to write the results. `prepare` has programs share rows too few to fill the
+    GPU, in two launches: one finds parts' pairs, one merges and writes.
 Costs: 2MN values read and MN written. Values that the L2 cache still holds at the
     second reading do not come from memory. `three_pass` reads 3MN.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
@@ -185,14 +185,12 @@ def choose_config(
     """The configuration for n_rows rows of n_cols values of element_size bytes.
 
     A tile has BLOCK_BYTES, or a whole row if that is shorter. Rows shorter than
-    TILE_BYTES share a tile. Tiles are large, so that one or two programs fill an SM.
-    The fewer rows are in progress, the more of each row L2 still holds at the second
-    reading. (For rows that fit L2 anyway, smaller programs are faster.) Where programs
-    share rows, in the kernel's steps 1 and 2, a tile has SHARED_VALUES, half as many in
-    float64. A thread has one pair for each value of a 16-byte access.
-
-    If rows are adjacent in memory, and columns are not, a tile has as many rows as fill
-    a cache line, and half the bytes, because reductions across it take registers.
+    TILE_BYTES share a tile. Tiles are large: the fewer rows are in progress, the more
+    of each row L2 still holds at the second reading. (For rows that fit L2 anyway,
+    smaller programs are faster.) Where programs share rows, in steps 1 and 2, a tile
+    has SHARED_VALUES, half as many in float64. A thread has one pair for each value of
+    a 16-byte access. If only rows are adjacent in memory, a tile has as many rows as
+    fill a cache line, and half the bytes: reductions across it take registers.
     """
     tile_bytes = SHARED_VALUES * min(element_size, 4) if step else BLOCK_BYTES
     room = tile_bytes // element_size // (2 if adjacent else 1)
@@ -210,9 +208,8 @@ def choose_config(
 def choose_parts(n_tiles: int, n_blocks: int) -> int:
     """How many programs share each of n_tiles tiles, whose rows have n_blocks blocks.
 
-    As many that PROGRAMS_PER_SM programs run on each SM of the current GPU, but a part
-    has at least two blocks. If the tiles alone occupy most SMs, only rows far too long
-    for L2, of LONG_BLOCKS, are shared.
+    PROGRAMS_PER_SM for each SM of the current GPU, but a part has two blocks or more.
+    If the tiles alone occupy most SMs, only rows of LONG_BLOCKS are shared.
     """
     sms = launch.n_sms()
     if 4 * n_tiles >= 3 * sms and n_blocks < LONG_BLOCKS:
@@ -233,9 +230,8 @@ def launch_for(
 
     Args:
         output, x: (outer, n_cols, inner), of one shape, not empty, any strides; one
-            tensor, or apart in memory. float64 is computed in float64. They are not
-            checked, and may be on "meta".
-        config: not checked; None lets `choose_config` choose.
+            tensor, or apart in memory. float64 is computed in float64.
+        config: None lets `choose_config` choose. Nothing is checked.
         step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
     n_rows, n_cols, n_inner = x.shape[0] * x.shape[2], x.shape[1], x.shape[2]
@@ -262,8 +258,7 @@ def prepare(
 ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
     """Returns what computes tensors like these: one launch, or two that share rows.
 
-    `keep` makes of a launch what is called, such as a `CachedLaunch`. Two launches
-    exchange pairs in memory that is new in every call.
+    `keep` makes of a launch what is called, such as a `CachedLaunch`.
     """
     launches = [launch_for(output, x, step=step) for step in (1, 2)]
     n_parts, dtype = launches[0].grid[1], launches[0].pointers[2].dtype
@@ -283,8 +278,7 @@ def prepare(
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, of any length.
 
-    Args, returns, raises: as `kernels.tiled.softmax`, with any N. `config` is for the
-    kernel and not checked; None lets `choose_config` choose.
+    Args, returns, raises: as `kernels.tiled.softmax`, with any N. config: not checked.
     """
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -150,8 +150,8 @@ class Config:
 def choose_vector(n_cols: int, element_size: int, *starts: int) -> int:
     """The elements that a thread moves at once: the most that divide every row's start.
 
-    A thread moves 16 bytes, or 8, or 2 elements of rows shorter than SHORT_BYTES, or 1.
-    `starts` are the strides of rows and the tensors' `row_shift`, in elements.
+    16 bytes, or 8, or 2 elements of rows shorter than SHORT_BYTES, or 1. `starts` are
+    the strides of rows and the tensors' `row_shift`, in elements.
     """
     short = 2 if n_cols * element_size < SHORT_BYTES else 1
     vectors = 16 // element_size, 8 // element_size, short, 1
@@ -163,8 +163,7 @@ def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
     A tile has about TILE_BYTES or one row, and a warp for every BYTES_PER_WARP, up to 8
-    warps (16 for tiles of 128 KiB). Numerators are computed again if values have 16
-    bits and the tile more than one warp.
+    warps (16 for 128 KiB). Tiles of 16-bit values and several warps recompute.
     """
     block_cols, rest_cols = split_block(n_cols, vector)
     fitting = math.log2(TILE_BYTES / (n_cols * element_size))

@@ -56,32 +56,37 @@ def find_rows(rows, matrix, VECTOR):
 
 
 @triton.jit
-def load_block(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
+def load_block(source, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     """Loads bodies, COLS columns from FIRST on, as (turns, ROWS, THREADS, VECTOR).
 
-    Each thread makes an access in each turn. Also returns where the values are, and
-    which of them exist, as a line of adjacent columns for each turn and row.
+    Each thread makes an access in each turn. Also returns the values' places in the
+    output, and which exist, as a line of adjacent columns for each turn and row. The
+    input's rows are `gap` elements farther from each other than the output's.
     """
+    ptr, gap = source
     SPAN: tl.constexpr = THREADS * VECTOR
     line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
-    start, head, body, _ = find_rows(first_row + line % ROWS, matrix, VECTOR)
+    rows = first_row + line % ROWS
+    start, head, body, _ = find_rows(rows, matrix, VECTOR)
     cols = FIRST + line // ROWS * SPAN + tl.arange(0, SPAN)[None, :]
     # VECTOR divides where a body starts (this tells the compiler) and its length.
     places = (start + head) // VECTOR * VECTOR + cols
     inside = cols // VECTOR * VECTOR < body
-    x = load_or_neg_inf(ptr + places, inside)
+    x = load_or_neg_inf(ptr + rows.to(tl.int64) * gap + places, inside)
     return tl.reshape(x, (COLS // SPAN, ROWS, THREADS, VECTOR)), places, inside
 
 
 @triton.jit
-def load_edges(ptr, first_row, matrix, ROWS, THREADS, VECTOR):
+def load_edges(source, first_row, matrix, ROWS, THREADS, VECTOR):
     """As `load_block`, for heads and tails: an access moves one element."""
+    ptr, gap = source
     TURNS: tl.constexpr = (2 * VECTOR + THREADS - 1) // THREADS
     line = tl.arange(0, TURNS * ROWS)[:, None]
-    start, head, body, n_cols = find_rows(first_row + line % ROWS, matrix, VECTOR)
+    rows = first_row + line % ROWS
+    start, head, body, n_cols = find_rows(rows, matrix, VECTOR)
     edge = line // ROWS * THREADS + tl.arange(0, THREADS)[None, :]
     cols, inside = edge_columns(edge, head, body, n_cols, VECTOR)
-    x = load_or_neg_inf(ptr + start + cols, inside)
+    x = load_or_neg_inf(ptr + rows.to(tl.int64) * gap + start + cols, inside)
     return tl.reshape(x, (TURNS, ROWS, THREADS, 1)), start + cols, inside
 
 
@@ -101,8 +106,9 @@ def own_sum(x):
 def softmax_kernel(
     output_ptr,
     input_ptr,
+    output_row_stride,
     input_row_stride,
-    input_shift,
+    output_shift,
     n_rows,
     n_cols,
     ROWS: tl.constexpr,
@@ -111,6 +117,7 @@ def softmax_kernel(
     VECTOR: tl.constexpr,
     RECOMPUTE: tl.constexpr,
     THREADS: tl.constexpr,
+    SAME: tl.constexpr,
 ):
     """One program computes the softmax of one tile of rows.
 
@@ -118,28 +125,31 @@ def softmax_kernel(
     its elements of the edges. So the threads of a row exchange values only once.
 
     Args: as in `kernels.tiled`. The two blocks hold the longest body.
-        input_row_stride: elements from one row to the next, in both tensors.
-        input_shift: elements from an aligned address to either's first element.
+        output_shift: elements from an aligned address to the output's first element.
         VECTOR: elements that a thread moves at once in the body.
         THREADS: of a row, a power of two.
+        SAME: whether rows start as far from aligned addresses in both tensors. If not,
+            bodies are aligned in the output, and loaded one element at a time.
     """
-    matrix = n_rows, n_cols, input_row_stride, input_shift
+    matrix = n_rows, n_cols, output_row_stride, output_shift
     # From an aligned address on, so that the compiler can tell where bodies start.
-    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
-    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - output_shift, 16)
+    source = input_ptr - output_shift, input_row_stride - output_row_stride
+    if SAME:
+        source = tl.multiple_of(input_ptr - output_shift, 16), 0
     first_row = tl.program_id(0) * ROWS
     edges, edge_places, at_edge = load_edges(
-        input_ptr, first_row, matrix, ROWS, THREADS, VECTOR
+        source, first_row, matrix, ROWS, THREADS, VECTOR
     )
     x, places, inside = load_block(
-        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+        source, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
     )
     if not RECOMPUTE:
         x = widen(x)
     row_max = tl.maximum(own_max(x), own_max(edges))
     if REST_COLS:
         rest, rest_places, rest_inside = load_block(
-            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+            source, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
         )
         row_max = tl.maximum(row_max, own_max(rest))
     row_max = tl.max(row_max, axis=2, keep_dims=True)  # over the row's threads
@@ -167,6 +177,7 @@ class Config(tiled.Config):
     """The constants of `kernels.tiled`, and this kernel's own."""
 
     threads: int
+    same: bool
 
 
 def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
@@ -174,22 +185,23 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 
     Also whether the output's rows start as far from aligned addresses as x's.
     """
-    output_row, input_row = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
-    starts = (*output_row, *input_row)
-    vector = tiled.choose_vector(x.shape[1], x.element_size(), *starts)
-    return vector, output_row == input_row
+    one, two = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
+    vector = tiled.choose_vector(x.shape[1], x.element_size(), *one, *two)
+    return vector, one == two
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_config(n_cols: int, element_size: int) -> Config:
+def choose_config(n_cols: int, element_size: int, same_shift: bool = True) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    A tile of short rows has two warps, or four where threads hold few bytes, and so
-    many rows that each thread has values of one row. A tile of longer rows has about
-    TILE_BYTES (twice that at 16 bits) or one row, and a thread for each place of a
-    row's edges.
+    In a tile of short rows each thread has values of one row, and warps are two, or
+    four where threads hold few bytes. A tile of longer rows has about TILE_BYTES (twice
+    that at 16 bits) or one row. Loads by element are faster where accesses have 4.
     """
     is_short, vector = n_cols * element_size < SHORT_BYTES, 16 // element_size
+    threads = 2 * vector  # of a row that shares a tile
+    if not same_shift:
+        vector = 4
     if is_short:
         vector = 2 if element_size == 2 and n_cols <= 40 else 4
     body = max(n_cols // vector * vector, 2 * vector)
@@ -202,13 +214,15 @@ def choose_config(n_cols: int, element_size: int) -> Config:
     else:
         rows = max(1, 2 ** int(math.log2(tiled.TILE_BYTES / row_bytes)))
         warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer from 16 KiB on
-        num_warps = 2 ** max(0, int(warps) if warps < 2 else math.ceil(warps - 1))
+        warps = int(warps) if warps < 2 else math.ceil(warps - same_shift)
+        num_warps = 2 ** max(0, warps)
         if rows > 1 and element_size == 2:
             rows, num_warps = 2 * rows, 2
-        threads = 2 * vector if rows > 1 else 32 * num_warps
+        threads = 32 * num_warps if rows == 1 else threads
     rest_cols = max(rest_cols, threads * vector) if rest_cols else 0
     recompute = row_bytes > tiled.BYTES_PER_WARP and element_size < 4
-    return Config(rows, block_cols, rest_cols, vector, recompute, num_warps, threads)
+    how = vector, recompute, num_warps, threads, same_shift
+    return Config(rows, block_cols, rest_cols, *how)
 
 
 def launch_for(
@@ -216,30 +230,25 @@ def launch_for(
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    If bodies are aligned in one of the two only, `kernels.tiled` moves all elements
-    one by one, neighbours by neighbouring threads.
+    If rows start elsewhere in the output, `kernels.tiled` moves 32-bit elements.
 
     Args: as for `kernels.tiled.launch_for`.
     """
-    n_rows, n_cols = x.shape
-    _, same_shift = alignment(output, x)
-    if not same_shift:
+    same_shift, element_size = alignment(output, x)[1], x.element_size()
+    if not same_shift and element_size == 4:
         return tiled.launch_for(output, x, config)
-    config = config or choose_config(n_cols, x.element_size())
+    config = config or choose_config(x.shape[1], element_size, same_shift)
     return Launch(
         kernel=softmax_kernel,
-        grid=(ceil_div(n_rows, config.rows),),
-        scalars=(x.stride(0), tiled.row_shift(x), n_rows, n_cols),
+        grid=(ceil_div(len(x), config.rows),),
+        scalars=(output.stride(0), x.stride(0), tiled.row_shift(output), *x.shape),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
     )
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row, wherever rows start.
-
-    Args, returns, raises: as `kernels.tiled.softmax`.
-    """
+    """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
     backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():

@@ -58,7 +58,7 @@ class Call:
         tensors = self.output, self.g, self.y
         config = parts_of(n_cols, block_cols, self.y.element_size())
         self.prepared = gradient.launch_for(*tensors, config)
-        self.n_words = self.prepared.workspace.n_words
+        self.n_words = self.prepared.n_words
         self.words = torch.zeros(self.n_words, dtype=torch.int64, device=self.y.device)
 
     def launch(self, tag: int = TAG, n_programs: int | None = None) -> torch.Tensor:
@@ -446,7 +446,7 @@ def test_rows_that_are_not_resident_take_two_launches(monkeypatch):
             steps = gradient.steps_for(y, y, y)
             assert (steps is not None) == (n_parts > sms * held)
             if steps is not None:
-                assert all(launch.workspace is None for launch in steps)
+                assert all(launch.n_words == 0 for launch in steps)
 
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)

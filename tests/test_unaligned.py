@@ -51,9 +51,10 @@ def test_is_right_wherever_rows_start(dtype, offset):
 
 
 def test_is_right_where_output_rows_start_elsewhere():
-    for out_offset, in_offset in itertools.product(range(0, 5, 2), range(3)):
-        for out_stride in (41, 43):
-            x = matrix(3, 37, stride=41, offset=in_offset)
+    shifts = itertools.product((HALF, SINGLE), range(0, 5, 2), range(3))
+    for dtype, out_offset, in_offset in shifts:
+        for out_stride, n_cols in ((41, 37), (43, 37), (211, 199)):
+            x = matrix(3, n_cols, dtype, stride=n_cols + 4, offset=in_offset)
             buffer, y = buffered(x, out_stride, out_offset)
             unaligned.launch_for(y, x)(y, x)
             assert_right(y, x)
@@ -181,8 +182,16 @@ def test_odd_rows_are_moved_in_16_bytes(n_cols, dtype):
     assert loads > 0 and stores > 0
 
 
-def test_output_rows_that_start_elsewhere_are_moved_by_elements():
+def test_output_rows_that_start_elsewhere_are_loaded_by_elements():
     x, y = meta_matrix(4096, 1001, HALF), meta_matrix(4096, 1001, HALF, stride=1002)
+    kernel = compile.aot(unaligned.launch_for(y, x))
+    assert wide_accesses(kernel) == [0, 0] and kernel.spills == 0
+    assert kernel.count(r"ld\.global\S*\.b16 ") >= 32  # a thread's values of a row
+    assert kernel.count(r"st\.global\S*\.v2\.b32") >= 8  # its stores are of 8 bytes
+
+
+def test_32_bit_output_rows_that_start_elsewhere_are_moved_by_elements():
+    x, y = meta_matrix(4096, 781), meta_matrix(4096, 781, stride=782)
     launch = unaligned.launch_for(y, x)
     assert launch.kernel is tiled.softmax_kernel
     assert wide_accesses(compile.aot(launch)) == [0, 0]

@@ -1,10 +1,9 @@
 """The two worlds: a CUDA GPU, or Triton's interpreter where there is no usable GPU.
 
 Triton decides once, when it is imported, whether `@triton.jit` makes a compiled or an
-interpreted kernel. So this module decides before Triton is imported: `import kernels`
-runs it first. Kernels run on the GPU if the CUDA driver reports a device, PyTorch is
-built with CUDA, and PyTorch can start that driver. Otherwise kernels are interpreted,
-and `describe()` says why.
+interpreted kernel. So `import kernels` runs this module first. Kernels run on the GPU
+if the CUDA driver reports a device, and PyTorch is built with CUDA and can start the
+driver. Otherwise they are interpreted, and `describe()` says why.
 """
 
 import ctypes

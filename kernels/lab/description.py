@@ -141,3 +141,18 @@ def _recorded() -> str:
     name = os.environ.get("COURSE_RECORDED_GPU") or "nvidia-h200"  # as in `record`
     there = (backend.ROOT / "notebooks" / "recorded" / name).is_dir()
     return f"recorded on {name}" if there else f"not recorded on {name} yet"
+
+
+def no_such_name(name: str, folder: str) -> Exception:
+    """The error of asking the package `kernels`, in this folder, for what it lacks.
+
+    Hugging Face has a package named `kernels`, too: the error says which one was found.
+    """
+    if name in ("Device", "Mode") or "kernel" in name or name.endswith("Repository"):
+        said = (
+            f"{name} is a part of Hugging Face's package 'kernels', but the package of "
+            f"that name found here is the course's, in {folder}; run this outside of "
+            "the course's folder, or import transformers in another process"
+        )
+        return ImportError(said, name="kernels", path=folder)
+    return AttributeError(f"module 'kernels' has no attribute {name!r}")

@@ -42,7 +42,7 @@ def key_of(launch: Launch) -> tuple:
     Beside the constants, Triton distinguishes integers that are 1, that are multiples
     of 16, and that need 64 bits. A kernel may forgo the first two, for any parameter.
     """
-    first = len(launch.pointers) + (0 if launch.workspace is None else 2)
+    first = len(launch.pointers) + (2 if launch.n_words else 0)
     sizes = [
         value > LARGEST
         if is_general
@@ -83,8 +83,8 @@ def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> b
         if compiled is None:
             return True
         _compiled[key] = compiled
-    workspace, device = cached.launch.workspace, tensors[-1].device
-    take = workspace and words.taker(workspace.n_words, device)
+    n_words, device = cached.launch.n_words, tensors[-1].device
+    take = words.taker(n_words, device) if n_words else None
     cached.direct = bind(compiled, cached.grid, len(tensors), cached.rest, take)
     cached.compiled = compiled
     return is_new
@@ -107,7 +107,7 @@ def bind(
         compiled: what a launch through Triton returned; the caller keeps it alive.
         grid: the number of programs along each of three axes.
         n_tensors: how many of the kernel's first arguments are tensors of the caller.
-        rest: the arguments after those and after the workspace, the constexprs too.
+        rest: the arguments after those and after the words, the constexprs too.
         take: gives each launch words and a tag, as `words.taker`; None if the kernel
             takes none.
 

@@ -3,8 +3,7 @@
 From chapter `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. You can
 call it, compile it ahead of time (`compile.aot(launch, gpu="T4")`), ask for its
 occupancy (`occupancy.of(launch)`), and keep it for the next call on tensors of the same
-form (`CachedLaunch`). It holds no tensors, so it can be made from tensors on "meta",
-which have no memory.
+form (`CachedLaunch`). It holds no tensors, so tensors on "meta" will do.
 """
 
 import functools
@@ -35,7 +34,7 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
 
 
 _pointer = functools.cache(Pointer)
-SIZES = ("tag", "n_cols", "n_parts", "input_shift")  # of a kernel: see `Launch`
+SIZES = ("tag", "n_cols", "n_parts", "output_shift", "input_shift")  # see `Launch`
 SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
@@ -63,19 +62,18 @@ def power_of_2(n: int) -> int:
 class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
 
-    The kernel's parameters must come in this order: the tensors, the words and the tag
-    of the workspace if there is one, the scalars, the constants. Triton compiles a
+    The kernel's parameters must come in this order: the tensors, the words and a tag if
+    there are words (see `words`), the scalars, the constants. Triton compiles a
     kernel anew where an integer is 1 or a multiple of 16. A kernel that gains nothing
     by that, as by the tag, which differs in every call, says `do_not_specialize=SIZES`.
 
     Attributes:
-        kernel: a `@triton.jit` function.
-        grid: the number of programs along each of up to three axes.
+        kernel, grid: a `@triton.jit` function; programs along up to three axes.
         scalars: the integers that follow the tensors.
         constants: the kernel's constexprs, in capitals and in the kernel's order, and
             options of the launch such as num_warps.
         pointers: what the compiler sees of each tensor.
-        workspace: memory that the programs of one call share; None if there is none.
+        n_words: 64-bit words through which the programs of one call exchange values.
     """
 
     kernel: Any
@@ -83,7 +81,7 @@ class Launch:
     scalars: tuple[int, ...]
     constants: Mapping[str, Any]
     pointers: tuple[Pointer, ...]
-    workspace: "Workspace | None" = None
+    n_words: int = 0
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         """Launches the kernel on tensors like those that the launch was made from.
@@ -91,14 +89,20 @@ class Launch:
         They must have the same shape, strides, dtype and alignment; nothing checks it.
         Returns Triton's compiled kernel; None in the interpreter.
         """
-        extra = self.workspace.take(tensors[-1].device) if self.workspace else ()
-        return self.kernel[self.grid](*tensors, *extra, *self.scalars, **self.constants)
+        words = self.take_words(tensors[-1].device)
+        return self.kernel[self.grid](*tensors, *words, *self.scalars, **self.constants)
+
+    def take_words(self, device: torch.device) -> tuple:
+        """The words of one call on a device, and its tag, if it needs them."""
+        if self.n_words:
+            from kernels.lab import words  # few launches need it
+        return words.take(self.n_words, device) if self.n_words else ()
 
     @property
     def arguments(self) -> tuple:
         """The positional arguments of a call, with a `Pointer` for each tensor."""
-        extra = (Pointer(torch.int64), 1) if self.workspace else ()
-        return (*self.pointers, *extra, *self.scalars)
+        words = (Pointer(torch.int64), 1) if self.n_words else ()
+        return (*self.pointers, *words, *self.scalars)
 
 
 class CachedLaunch:
@@ -127,24 +131,10 @@ class CachedLaunch:
             if direct.launch_to_find(self, tensors):
                 return
         if self.direct is None:
-            workspace = self.launch.workspace
-            extra = workspace.take(tensors[-1].device) if workspace else ()
-            self.compiled[self.grid](*tensors, *extra, *self.rest)
+            words = self.launch.take_words(tensors[-1].device)
+            self.compiled[self.grid](*tensors, *words, *self.rest)
         else:
             self.direct(*[tensor.data_ptr() for tensor in tensors])
-
-
-@dataclass(frozen=True)
-class Workspace:
-    """Memory in which the programs of one call exchange values."""
-
-    n_words: int  # of 64 bits
-
-    def take(self, device: torch.device) -> tuple[torch.Tensor, int]:
-        """Returns words for one call on a device, and the call's tag; see `words`."""
-        from kernels.lab import words  # only launches with a workspace need it
-
-        return words.take(self.n_words, device)
 
 
 def sms_and_threads() -> tuple[int, int]:

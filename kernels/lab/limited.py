@@ -76,7 +76,7 @@ class LimitedLaunch:
         how = self.launch
         if backend.INTERPRETED:
             return how(*tensors)
-        extra = how.workspace.take(tensors[-1].device) if how.workspace else ()
+        extra = how.take_words(tensors[-1].device)
         args = *tensors, *extra, *how.scalars
         if self.limited is None:
             compiled = how.kernel.warmup(*args, grid=how.grid, **how.constants)

@@ -47,7 +47,11 @@ def test_no_step_adds_many_statements():
     for old, new in (*itertools.pairwise(steps), *itertools.pairwise(helpers)):
         code = repr(show.diff(old, new, indentation=False)).splitlines()[2:]
         added = [line[1:].strip() for line in code if line[0] == "+"]
-        rest_of_call = "input_ptr, ", ")"  # a statement's second line and third
+        rest_of_call = (
+            "input_ptr, ",
+            "source, ",
+            ")",
+        )  # a statement's second line and third
         added = [
             line
             for line in added

@@ -63,7 +63,7 @@ def test_what_is_no_key_gets_a_sentence(key, words):
 
 def test_every_difference_of_two_launches_has_a_reason():
     names = {field.name for field in fields(Launch)}
-    assert set(keys.WHY) == names - {"workspace"}
+    assert set(keys.WHY) == names - {"n_words"}
     launches = [keys.launch_of(*call).launch for call in keys.calls().values()]
-    assert all(launch.workspace is None for launch in launches)
+    assert all(launch.n_words == 0 for launch in launches)
     assert keys.difference(launches[0], launches[1]) == ""

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import compile, gpu
-from kernels.lab.launch import Launch, Workspace
+from kernels.lab.launch import Launch
 
 
 @triton.jit
@@ -215,9 +215,9 @@ def publish_kernel(output_ptr, words_ptr, tag, n_words, BLOCK: tl.constexpr):
     tl.store(output_ptr, 1.0)
 
 
-def test_a_workspace_adds_words_and_a_tag():
+def test_words_come_with_a_tag():
     x = compile.pointer(torch.float32)
-    launch = Launch(publish_kernel, (1,), (100,), {"BLOCK": 128}, (x,), Workspace(100))
+    launch = Launch(publish_kernel, (1,), (100,), {"BLOCK": 128}, (x,), 100)
     made = compile.aot(launch)
     (signature,) = made.lines("tt.func", "ttir")
     kinds = re.findall(r"%\w+: (!tt\.ptr<\w+>|\w+)", signature)

@@ -283,7 +283,7 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
         scalars=(100, 1000),
         constants={"BLOCK": 64, "EDGES": True, "num_warps": 4},
         pointers=(launch.pointer_to(y), launch.pointer_to(x)),
-        workspace=launch.Workspace(8) if with_words else None,
+        n_words=8 if with_words else 0,
     )
     cached = launch.CachedLaunch(prepared)
     for _ in range(3):

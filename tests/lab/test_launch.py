@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels.lab import backend, compile, gpu, launch, occupancy, process
 from kernels.lab import words as words_module
-from kernels.lab.launch import CachedLaunch, Launch, Pointer, Workspace
+from kernels.lab.launch import CachedLaunch, Launch, Pointer
 from tests import helpers
 from tests.helpers import FakeCompiled, FakeKernel, assert_right, matrix, patched
 
@@ -180,7 +180,7 @@ def workspace_launch(x, kernel, n_words=8):
         scalars=(x.shape[1],),
         constants={"BLOCK": 16, "N": n_words, "num_warps": 1},
         pointers=(launch.pointer_to(x),) * 2,
-        workspace=Workspace(n_words),
+        n_words=n_words,
     )
 
 

@@ -106,7 +106,7 @@ def test_every_call_passes_the_arguments_by_position(asked, monkeypatch):
 
 def test_a_launch_with_words_takes_them_for_each_call(asked, monkeypatch):
     compiled, calls = Kernel(shared=0), iter([("words", 1), ("words", 2)])
-    how = replace(softmax_launch(matrix(7, 33)), workspace=launch.Workspace(8))
+    how = replace(softmax_launch(matrix(7, 33)), n_words=8)
     monkeypatch.setattr(words, "take", lambda n, device: next(calls) if n == 8 else ())
     monkeypatch.setattr(
         strided.softmax_kernel, "warmup", lambda *_, **__: compiled, raising=False
