@@ -75,6 +75,7 @@ def my_kernel(
 # fmt: on
 
 
+@pytest.mark.usefixtures("fewer_rows")
 @pytest.mark.parametrize(
     ("first", "step", "said"),
     [
