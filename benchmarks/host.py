@@ -5,8 +5,8 @@ observed = record.observe("operator_host", host.pieces)
 host.kernels_for(970)  # how many kernels so many row lengths compile
 
 Each piece of a repeated call is a call of its own, timed by the clock `host`, on a
-matrix so small that the GPU is done before the host. Such pieces are not cut out of the
-whole call, so their sum is only about the whole.
+matrix so small that the GPU is done before the host. So the pieces' sum is not exactly
+the whole call's time.
 
 The first call of a new length happens once, so its pieces are timed inside it: each
 function of PIECES gets a stopwatch. A stopwatch takes some tenths of a µs itself.
@@ -27,9 +27,9 @@ from kernels.lab import backend, clock, direct, launch, operator, process
 
 SHAPE = 64, 64
 NEW_LENGTHS = range(2049, 2249)
-"""Of rows whose length the softmax has not seen; they share a compiled kernel."""
+"""Lengths of rows that the softmax has not seen; nearly all share three kernels."""
 OTHER_LENGTHS = range(2249, 2449)
-"""The same, for the calls that are timed piece by piece."""
+"""Lengths for the calls that are timed piece by piece; they share the kernels too."""
 WHOLE = "kernels.softmax, a new length"
 PIECES = {
     "new length: check the input": [(operator, "validate")],
@@ -151,12 +151,12 @@ def _stopwatch(
 
 
 def kernels_for(n: int, longest: int = 10**6) -> tuple[int, int]:
-    """How many kernels n lengths of one float32 row compile on an H200.
+    """How many kernels n different lengths of one float32 row compile on an H200.
 
-    The lengths are of all orders: as many between 10 and 100 as above longest / 10.
+    The lengths are of all orders of magnitude, and no length is there twice.
 
     Args:
-        n: how many lengths.
+        n: how many lengths; at most longest / 2.
         longest: no length is above it.
 
     Returns:
@@ -168,14 +168,28 @@ def kernels_for(n: int, longest: int = 10**6) -> tuple[int, int]:
 
 
 def _kernels_for(n: int, longest: int) -> tuple[int, int]:
-    generator = torch.Generator().manual_seed(0)
-    share = torch.rand(n, generator=generator, dtype=torch.float64)
     ours, theirs = set(), set()
     with patch.object(launch, "sms_and_threads", lambda: (132, 2048)):
-        for n_cols in (longest**share).int().tolist():
+        for n_cols in some_lengths(n, longest):
             y = torch.empty(1, n_cols, device="meta")
             made = fastest.prepare(y, y, 1).launch
             ours.add(direct.key_of(made))
             sizes = [(value == 1, value % 16 == 0) for value in made.scalars]
             theirs.add((made.kernel, *made.constants.items(), *sizes))
     return len(ours), len(theirs)
+
+
+def some_lengths(n: int, longest: int = 10**6) -> list[int]:
+    """n different lengths from 1 to longest; see `kernels_for`. Always the same ones.
+
+    Raises:
+        ValueError: n is above longest / 2.
+    """
+    if 2 * n > longest:
+        raise ValueError(f"n must be at most longest / 2, {longest // 2}, got {n}")
+    generator = torch.Generator().manual_seed(0)
+    found: dict[int, None] = {}  # in the order in which they are drawn
+    while len(found) < n:
+        share = torch.rand((), generator=generator, dtype=torch.float64)
+        found[int(longest**share)] = None
+    return [*found]

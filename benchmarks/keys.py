@@ -2,8 +2,8 @@
 
 A `Launch` holds everything that a call passes to its kernel, but the tensors. So two
 calls may share one exactly if the launches that `fastest.prepare` makes for them are
-equal. A key is wrong where it is the same for two calls whose launches differ, and
-useless where it differs for calls that differ in an address and in values alone.
+equal. A key is wrong if it is the same for two calls whose launches differ. It is
+useless if it differs for two calls that differ only in an address and in values.
 
 from benchmarks import keys
 print(keys.judge(my_key))
@@ -20,20 +20,20 @@ from kernels.lab import backend, verdict
 from kernels.lab.launch import Launch
 
 Key = Callable[[torch.Tensor, int], Hashable]
-"""What decides the launch, from x and dim."""
+"""Returns what decides the launch of a call with x and dim."""
 
 FIRST, AGAIN = "a 96 × 96 float32 matrix", "another such matrix"
-WHY = {  # what a launch keeps, in the order in which a difference is named
+WHY = {  # an attribute of a launch → what a call must do if it differs
     "kernel": "run another kernel",
-    "grid": "start another number of programs",
-    "pointers": "be compiled for addresses of another kind",
+    "grid": "launch another number of programs",
+    "pointers": "run a kernel for another dtype or alignment",
     "scalars": "pass other sizes or strides",
-    "constants": "be compiled for other sizes",
+    "constants": "run a kernel for other constants",
 }
 
 
 def calls() -> dict[str, tuple[torch.Tensor, int]]:
-    """The calls that a key must tell apart, or not, by what a sentence says of them."""
+    """The calls of the judge: a description → x and dim."""
     make = lambda *shape: torch.zeros(shape, device=backend.DEVICE)  # noqa: E731
     x = make(96, 96)
     return {
@@ -57,7 +57,7 @@ def launch_of(x: torch.Tensor, dim: int) -> Launch:
 
 
 def judge(key: Key) -> str:
-    """Says in a sentence or two which calls a key mixes up, or keeps apart in vain.
+    """Says in a sentence or two which calls a key mixes up or needlessly keeps apart.
 
     A function that still has "..." in it, raises, or returns no key gets a sentence
     too. Lines have at most 80 characters.
@@ -94,7 +94,7 @@ def _judgement(key: Key) -> str:
     if not is_one[FIRST, AGAIN]:
         return (
             f"Useless: {name} differs for {FIRST} and for {AGAIN}, whose launches are "
-            "equal. Every tensor would be prepared anew."
+            "equal. A launch would be prepared for every new tensor."
         )
     return (
         f"Right: {name} keeps apart the calls whose launches differ, and finds the "
@@ -103,7 +103,7 @@ def _judgement(key: Key) -> str:
 
 
 def difference(a: Launch, b: Launch) -> str:
-    """What the second of two launches must do otherwise than the first; "" if equal."""
+    """What the second of two launches must do differently; "" if they are equal."""
     return next(
         (why for name, why in WHY.items() if vars(a)[name] != vars(b)[name]), ""
     )

@@ -1,6 +1,6 @@
 """One operator: what PyTorch's autograd, compiler and transforms see of the softmax.
 
-Builds on: `fastest`, the way forth, and `gradient`, the way back.
+Builds on: `fastest`, the forward pass, and `gradient`, the backward pass.
 Changes: nothing on the GPU. PyTorch knows the function by a name, `kernels::softmax`.
 Costs: no bytes; but a compiler can fuse nothing into an operator.
 Source: PyTorch's documentation of `torch.library`.

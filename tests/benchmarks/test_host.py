@@ -34,6 +34,14 @@ def test_few_kernels_serve_many_lengths():
     assert ours <= 24 < every
 
 
+def test_no_length_is_counted_twice():
+    lengths = host.some_lengths(970)
+    assert len(set(lengths)) == len(lengths) == 970
+    assert min(lengths) >= 1 and max(lengths) <= 10**6
+    with pytest.raises(ValueError, match="at most longest / 2, 5, got 6"):
+        host.some_lengths(6, 10)
+
+
 def test_without_a_gpu_nothing_is_timed(monkeypatch):
     monkeypatch.setenv("COURSE_MEASURE", "recorded")
     with pytest.raises(RuntimeError, match="nothing can be timed"):

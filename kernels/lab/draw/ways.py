@@ -11,14 +11,14 @@ WIDE = 95 / MOST
 
 
 def ways(title: str, rows: Mapping[str, Sequence[str]]) -> Figure:
-    """The steps of each way, from left to right.
+    """Draws each way as a line of steps, from left to right.
 
-    A step that several ways have carries a colour, the same in each.
+    A step that several ways have is coloured, with the same colour in each of them.
 
     Args:
         title: of the picture.
-        rows: what a way is for → its steps, at most 8 with two short lines each; at
-            most 6 ways.
+        rows: a way's title → its steps. At most 6 ways; at most 8 steps of two short
+            lines each.
 
     Raises:
         ValueError: there are too many ways or steps, or none.
