@@ -387,12 +387,12 @@ def in_parts(
     Args:
         x: as for `kernels.online.softmax`.
         n_parts: of a row, or as many as it has blocks, if that is less.
-        config: of the kernel; None takes blocks of 64 columns, so that short rows have
-            several parts, too.
+        config: of the kernel; None takes blocks of 16 rows and 64 columns, so that
+            short rows have several parts, too.
     """
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
-        config = config or online.Config(1, 64, 16, num_warps=1)
+        config = config or online.Config(16, 64, 16, num_warps=1)
         columns = online.as_columns(output), online.as_columns(x)
         n_blocks = triton.cdiv(x.shape[1], config.block_cols)
         part_blocks = triton.cdiv(n_blocks, min(n_parts, n_blocks))
