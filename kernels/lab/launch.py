@@ -89,14 +89,14 @@ class Launch:
         They must have the same shape, strides, dtype and alignment; nothing checks it.
         Returns Triton's compiled kernel; None in the interpreter.
         """
-        words = self.take_words(tensors[-1].device)
+        words = self.take_words(tensors[-1])
         return self.kernel[self.grid](*tensors, *words, *self.scalars, **self.constants)
 
-    def take_words(self, device: torch.device) -> tuple:
-        """The words of one call on a device, and its tag, if it needs them."""
+    def take_words(self, x: torch.Tensor) -> tuple:
+        """The words of one call on x's device, and its tag, if it needs them."""
         if self.n_words:
             from kernels.lab import words  # few launches need it
-        return words.take(self.n_words, device) if self.n_words else ()
+        return words.take(self.n_words, x.device) if self.n_words else ()
 
     @property
     def arguments(self) -> tuple:
@@ -131,7 +131,7 @@ class CachedLaunch:
             if direct.launch_to_find(self, tensors):
                 return
         if self.direct is None:
-            words = self.launch.take_words(tensors[-1].device)
+            words = self.launch.take_words(tensors[-1])
             self.compiled[self.grid](*tensors, *words, *self.rest)
         else:
             self.direct(*[tensor.data_ptr() for tensor in tensors])

@@ -76,7 +76,7 @@ class LimitedLaunch:
         how = self.launch
         if backend.INTERPRETED:
             return how(*tensors)
-        extra = how.take_words(tensors[-1].device)
+        extra = how.take_words(tensors[-1])
         args = *tensors, *extra, *how.scalars
         if self.limited is None:
             compiled = how.kernel.warmup(*args, grid=how.grid, **how.constants)

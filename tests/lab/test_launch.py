@@ -210,6 +210,14 @@ def test_every_call_gets_words_and_a_tag(monkeypatch):
     assert [args[4:] for _, args in kernel.compiled.calls] == [(10, 16, 8)] * 3
 
 
+def test_without_words_a_call_may_pass_what_has_no_device():
+    """A descriptor of a tensor has none."""
+    passed = []
+    kernel = {(4,): lambda *args, **constants: passed.append((args, constants))}
+    Launch(kernel, (4,), (7,), {"BLOCK": 16}, ())("a descriptor")
+    assert passed == [(("a descriptor", 7), {"BLOCK": 16})]
+
+
 def test_the_stand_in_is_as_strict_as_a_compiled_kernel():
     compiled, x = FakeCompiled(row_kernel), matrix(2, 8)
     with pytest.raises(TypeError, match="expected 7 arguments, got 6"):
