@@ -49,4 +49,6 @@ def only_where_needed(replace: Callable[[FunctionType], Any]) -> Callable:
     return patch_lang
 
 
-interpreter._patch_lang = only_where_needed(interpreter._patch_lang)
+# A Triton that has not both of these replaces in another way, and is left alone.
+if hasattr(interpreter, "_patch_lang") and hasattr(interpreter, "_LangPatchScope"):
+    interpreter._patch_lang = only_where_needed(interpreter._patch_lang)

@@ -1,5 +1,6 @@
 """Triton's interpreter replaces its language once a launch, and computes the same."""
 
+import importlib
 import types
 
 import pytest
@@ -62,6 +63,13 @@ def test_every_module_that_a_function_sees_has_to_be_replaced(monkeypatch, done)
     assert replace(function) == "replaced"
     known |= {tl, tl.core}
     assert replace(function) != "replaced"
+
+
+def test_another_triton_is_left_alone(monkeypatch):
+    before = tritons._patch_lang
+    monkeypatch.delattr(tritons, "_LangPatchScope")
+    importlib.reload(interpreter)
+    assert tritons._patch_lang is before
 
 
 @triton.jit
