@@ -13,6 +13,7 @@ readers with any common colour vision (simulated as by Machado, Oliveira and Fer
 Weighed: Matplotlib's style sheets (they hold globally, or need a `with` in every cell).
 """
 
+import base64
 import io
 import textwrap
 from collections.abc import Iterable
@@ -182,6 +183,11 @@ class Figure(mpl_figure.Figure):
         self.savefig(buffer, format="png", dpi=4 / 3 * DPI, metadata={"Software": None})
         width, height = (round(inches * DPI) for inches in self.get_size_inches())
         return buffer.getvalue(), {"width": width, "height": height}
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict]]:
+        """The same. `import matplotlib.pyplot` puts its own PNG before `_repr_png_`."""
+        image, size = self._repr_png_()
+        return {"image/png": base64.b64encode(image).decode()}, {"image/png": size}
 
 
 # Matplotlib reads its settings when a line, a text or a tick is made. Some ticks are

@@ -1,5 +1,6 @@
 """The look holds in the course's own figures only; its colours are told apart."""
 
+import base64
 import itertools
 import math
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import matplotlib as mpl
 import numpy as np
 import pytest
+from IPython.core.formatters import DisplayFormatter
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.colors import to_hex, to_rgb
 
@@ -171,6 +173,16 @@ def test_a_notebook_shows_a_figure_once_and_its_text_depends_on_its_size():
     assert metadata["image/png"]["width"] == style.WIDTH * style.DPI
     sharper = 4 / 3 * style.WIDTH * style.DPI  # than it is shown
     assert width == pytest.approx(sharper, abs=1)
+
+
+def test_a_formatter_of_pyplots_does_not_replace_the_image():
+    """As IPython registers it once a cell has imported `matplotlib.pyplot`."""
+    formatter, card = DisplayFormatter(), style.figure(1.0)
+    formatter.formatters["image/png"].for_type(type(card).__mro__[1], lambda _: b"its")
+    data, sizes = formatter.format(card)
+    assert base64.b64decode(data["image/png"]) == card._repr_png_()[0]
+    assert sizes["image/png"] == card._repr_png_()[1]
+    assert set(data) == {"image/png", "text/plain"}
 
 
 def test_the_card_has_its_title_at_the_left_and_its_source_at_the_right():
