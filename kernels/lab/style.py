@@ -13,10 +13,10 @@ readers with any common colour vision (simulated as by Machado, Oliveira and Fer
 Weighed: Matplotlib's style sheets (they hold globally, or need a `with` in every cell).
 """
 
-import base64
 import io
+import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -184,11 +184,6 @@ class Figure(mpl_figure.Figure):
         width, height = (round(inches * DPI) for inches in self.get_size_inches())
         return buffer.getvalue(), {"width": width, "height": height}
 
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict]]:
-        """The same. `import matplotlib.pyplot` puts its own PNG before `_repr_png_`."""
-        image, size = self._repr_png_()
-        return {"image/png": base64.b64encode(image).decode()}, {"image/png": size}
-
 
 # Matplotlib reads its settings when a line, a text or a tick is made. Some ticks are
 # made only when the figure is drawn.
@@ -199,6 +194,19 @@ for _class, _names in (
 ):
     for _name in _names.split():
         setattr(_class, _name, in_style(getattr(_class, _name)))
+
+
+def keep_images(formatters: Mapping[str, Any]) -> None:
+    """Lets a notebook show our figures by `_repr_png_` whatever a cell imports.
+
+    With `matplotlib.pyplot`, IPython registers an image of its own for all figures.
+    What is registered for our class comes first.
+    """
+    formatters["image/png"].for_type(Figure, Figure._repr_png_)
+
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):
+    keep_images(_shell.display_formatter.formatters)
 
 
 @in_style
