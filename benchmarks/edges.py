@@ -276,7 +276,7 @@ def turns_kernel(
     """As `beside_kernel`, with each row's edges in THREADS threads, and no copies.
 
     Args:
-        As for `kernels.unaligned.softmax_kernel`.
+        As for `beside_kernel`, and THREADS as for `kernels.unaligned.softmax_kernel`.
     """
     matrix = n_rows, n_cols, input_row_stride, input_shift
     source = tl.multiple_of(input_ptr - input_shift, 16), 0
