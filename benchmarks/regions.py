@@ -367,9 +367,10 @@ def losses(
         df, regions, ours, peers: as in `standings`.
 
     Returns:
-        A frame with the columns region, dtype, n_rows, n_cols, input, peer (the fastest
-        one), peer / ours (its time over ours), copy / ours, and "why": "peer", "copy"
-        (the region's share of the copy is missed) or both. By region, the worst first.
+        A frame with the columns region (its title), dtype, n_rows, n_cols, input, peer
+        (the fastest one), peer / ours (its time over ours), copy / ours, and "why":
+        "peer", "copy" (the region's share of the copy is missed) or both. By region,
+        the worst first.
 
     Raises:
         ValueError: df lacks the provider or the copy in a case.
@@ -382,7 +383,7 @@ def losses(
             why = ["peer"] * bool(row["ratio"] < 1) + ["copy"] * slow
             if why:
                 cells = row["peer"], row["ratio"], row["share"], " and ".join(why)
-                rows.append([region.name, *case, *cells])
+                rows.append([region.title, *case, *cells])
     columns = ["region", *CASE, "peer", "peer / ours", "copy / ours", "why"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -258,7 +258,7 @@ def test_every_loss_is_listed_and_no_win():
     assert regions.losses(frame(TIMES), [HERE]).empty
     slower = regions.losses(changed("fastest", 8, 16, 111.0), [HERE])
     (row,) = slower.to_dict("records")
-    assert (row["region"], row["n_rows"], row["peer"]) == ("here", 8, "liger")
+    assert (row["region"], row["n_rows"], row["peer"]) == (HERE.title, 8, "liger")
     assert (
         row["peer / ours"] == pytest.approx(110 / 111) and row["why"] == "peer and copy"
     )
