@@ -39,7 +39,6 @@ from kernels.tiled import (
 from kernels.unaligned import (
     edge_columns,
     find_rows,
-    load_block,
     load_edges,
     own_max,
     own_sum,
@@ -247,14 +246,32 @@ def beside_kernel(
 
 
 @triton.jit
+def load_turns(ptr, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
+    """As `load_wide`, as (turns, ROWS, THREADS, VECTOR): a thread's access in a turn.
+
+    Places, and which of them exist, are a line of adjacent columns for each turn and
+    row. `unaligned.load_block` is this for outputs whose rows start elsewhere, too.
+    """
+    SPAN: tl.constexpr = THREADS * VECTOR
+    line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
+    start, head, body, _ = find_rows(first_row + line % ROWS, matrix, VECTOR)
+    cols = FIRST + line // ROWS * SPAN + tl.arange(0, SPAN)[None, :]
+    # VECTOR divides where a body starts (this tells the compiler) and its length.
+    places = (start + head) // VECTOR * VECTOR + cols
+    inside = cols // VECTOR * VECTOR < body
+    x = load_or_neg_inf(ptr + places, inside)
+    return tl.reshape(x, (COLS // SPAN, ROWS, THREADS, VECTOR)), places, inside
+
+
+@triton.jit
 def row_max_of(x):
-    """The maximum of each row of a block with the shape of `unaligned.load_block`'s."""
+    """The maximum of each row of a block with the shape of `load_turns`'s."""
     return tl.max(own_max(x), axis=2, keep_dims=True)
 
 
 @triton.jit
 def row_sum_of(x):
-    """The sum of each row of a block with the shape of `unaligned.load_block`'s."""
+    """The sum of each row of a block with the shape of `load_turns`'s."""
     return tl.sum(own_sum(x), axis=2, keep_dims=True)
 
 
@@ -279,21 +296,21 @@ def turns_kernel(
         As for `beside_kernel`, and THREADS as for `kernels.unaligned.softmax_kernel`.
     """
     matrix = n_rows, n_cols, input_row_stride, input_shift
-    source = tl.multiple_of(input_ptr - input_shift, 16), 0
+    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
     first_row = tl.program_id(0) * ROWS
     edges, edge_places, at_edge = load_edges(
-        source, first_row, matrix, ROWS, THREADS, VECTOR
+        (input_ptr, 0), first_row, matrix, ROWS, THREADS, VECTOR
     )
-    x, places, inside = load_block(
-        source, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
+    x, places, inside = load_turns(
+        input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR
     )
     if not RECOMPUTE:
         x = widen(x)
     row_max = tl.maximum(row_max_of(x), row_max_of(edges))
     if REST_COLS:
-        rest, rest_places, rest_inside = load_block(
-            source, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+        rest, rest_places, rest_inside = load_turns(
+            input_ptr, first_row, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
         )
         row_max = tl.maximum(row_max, row_max_of(rest))
 
