@@ -9,6 +9,8 @@ from kernels import matmul
 from kernels.lab import backend, clock, counters, models, record
 from kernels.lab import products as lab
 
+(PAGE,) = (backend.ROOT / "notebooks").glob("*_matmul.ipynb")
+
 
 @pytest.fixture
 def turns(monkeypatch):
@@ -145,4 +147,5 @@ def test_fusing_gains_nothing_at_256():
     us = times[(times["n"] == 256) & (times["dtype"] == "bfloat16")]
     us = us.set_index("provider")["us"]
     assert us["matmul.descriptors"] == pytest.approx(us["cublas, persistent"], rel=0.01)
-    assert round(us["matmul.descriptors"]) == 76
+    said = f"one kernel and two take {us['matmul.descriptors']:.0f} µs each"
+    assert said in PAGE.read_text()
