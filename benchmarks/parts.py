@@ -98,8 +98,9 @@ def holding(
 ) -> Figure:
     """Draws what the threads of a warp hold of one row: of its edges and of its body.
 
-    A box is a value that the thread holds, a frame is a run of neighbours. Edges that
-    another thread holds, too, are hatched in all but the first.
+    A box is a value that the thread holds, a frame is a run of neighbours, which the
+    thread takes in a turn. Edges that another thread holds, too, are hatched in all but
+    the first.
 
     Args:
         steps: name → what `edges.held` returns; at most 2 steps, of at least 8 threads.
@@ -133,6 +134,10 @@ def holding(
                     pic.box((x, y, wide, high), "", fill, **look)
                     y += high
                 _frames(pic, (x, top[part], wide, high), values, is_copy)
+                if column == 0 and part == "body" and len(values) > vector:
+                    for turn in range(len(values) // vector):
+                        y = top[part] + (turn + 0.5) * vector * high
+                        pic.quiet(left - 1, y, f"turn {turn}", "right")
             middle = top[part] + len(held[part][0]) * high / 2
             pic.text(left + wide * (shown + 0.3), middle, "…", "center")
         body, edges = (len(held[part][0]) for part in ("body", "edges"))
