@@ -42,7 +42,7 @@ def choose(
     A program takes a whole row of up to LONGEST_TILE bytes, or of up to SHARED_ROW
     bytes if the matrix is too small to fill the GPU, or of up to APART_ROW bytes if it
     loads element by element. Several programs share a longer row if all of them run at
-    once, beside others; `online` takes the rest. The lengths are the benchmark's.
+    once, beside others; `online` takes the rest. The first two are the benchmark's.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.

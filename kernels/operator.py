@@ -23,7 +23,7 @@ def backward(gradient: Tensor, y: Tensor, dim: int, dtype: torch.dtype) -> Tenso
 
 
 @functools.cache
-def rules():
+def rules() -> object:
     """What the operator does at each of PyTorch's levels: a `lab.operator.Rules`."""
     from kernels.lab import operator  # a call like an earlier one does not need it
 

@@ -154,15 +154,9 @@ def operator(
     Raises:
         ValueError: all inputs have one shape.
     """
-    if not callable(inputs) and len(inputs) < 2:
-        raise ValueError(f"inputs must have two shapes or more, got {inputs!r}")
+    cases = _cases(inputs, dtypes, seeds)
     whole = functools.partial(
-        trials.of_operator,
-        reference=reference,
-        inputs=inputs,
-        dtypes=tuple(dtypes),
-        seeds=seeds or (6 if callable(inputs) else 2),
-        mistakes=mistakes,
+        trials.of_operator, reference=reference, mistakes=mistakes, **cases
     )
     first = functools.partial(whole, first=True)
     return _judged(function, _stages(first, whole, limit_s), name)
@@ -201,13 +195,21 @@ def registered(
     whole = functools.partial(
         registration.of_registered,
         reference=reference,
-        inputs=inputs,
-        dtypes=tuple(dtypes),
-        seeds=seeds or (6 if callable(inputs) else 2),
         mistakes=mistakes,
         gradients=gradients,
+        **_cases(inputs, dtypes, seeds),
     )
     return _judged(register, _stages(None, whole, limit_s), name)
+
+
+def _cases(
+    inputs: Callable | Sequence, dtypes: Iterable[torch.dtype], seeds: int | None
+) -> dict[str, Any]:
+    """What the trials of an operator are told of its inputs; see `operator`."""
+    if not callable(inputs) and len(inputs) < 2:
+        raise ValueError(f"inputs must have two shapes or more, got {inputs!r}")
+    seeds = seeds or (6 if callable(inputs) else 2)
+    return {"inputs": inputs, "dtypes": tuple(dtypes), "seeds": seeds}
 
 
 def bandwidth(

@@ -196,3 +196,8 @@ def test_the_sentence_about_a_gradient_says_so():
     said = of(registering(backward=without_temperature)).failure
     assert said.startswith("With 3 × 5, 0.5 and 3 × 5 (float32), element (0, 0) of the")
     assert "of the gradient is" in said
+
+
+def test_one_shape_is_not_enough():
+    with pytest.raises(ValueError, match="must have two shapes or more"):
+        judge.registered(registering(), torch.neg, [(3, 5)])
