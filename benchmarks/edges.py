@@ -123,8 +123,8 @@ def load_narrow(ptr, first_row, matrix, FIRST, COLS, ROWS, VECTOR):
 def head_kernel(
     output_ptr,
     input_ptr,
-    input_row_stride,
-    input_shift,
+    output_row_stride,
+    output_shift,
     n_rows,
     n_cols,
     ROWS: tl.constexpr,
@@ -136,11 +136,11 @@ def head_kernel(
     """As `tail_kernel`, for rows that start anywhere.
 
     Args:
-        As for `tail_kernel`, but both tensors have input_row_stride.
-        input_shift: elements from an aligned address to either's first element.
+        As for `tail_kernel`, but both tensors have output_row_stride.
+        output_shift: elements from an aligned address to either's first element.
     """
-    matrix = n_rows, n_cols, input_row_stride, input_shift
-    input_ptr, output_ptr = input_ptr - input_shift, output_ptr - input_shift
+    matrix = n_rows, n_cols, output_row_stride, output_shift
+    input_ptr, output_ptr = input_ptr - output_shift, output_ptr - output_shift
     first_row = tl.program_id(0) * ROWS
     rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, 2 * VECTOR)[None, :]
     start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
@@ -192,8 +192,8 @@ def load_wide(ptr, first_row, matrix, FIRST, COLS, ROWS, VECTOR):
 def beside_kernel(
     output_ptr,
     input_ptr,
-    input_row_stride,
-    input_shift,
+    output_row_stride,
+    output_shift,
     n_rows,
     n_cols,
     ROWS: tl.constexpr,
@@ -207,9 +207,9 @@ def beside_kernel(
     Args:
         As for `head_kernel`.
     """
-    matrix = n_rows, n_cols, input_row_stride, input_shift
-    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
-    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    matrix = n_rows, n_cols, output_row_stride, output_shift
+    input_ptr = tl.multiple_of(input_ptr - output_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - output_shift, 16)
     first_row = tl.program_id(0) * ROWS
     rows, edge = tl.arange(0, ROWS)[:, None], tl.arange(0, 2 * VECTOR)[None, :]
     start, head, body, length = find_rows(first_row + rows, matrix, VECTOR)
@@ -279,8 +279,8 @@ def row_sum_of(x):
 def turns_kernel(
     output_ptr,
     input_ptr,
-    input_row_stride,
-    input_shift,
+    output_row_stride,
+    output_shift,
     n_rows,
     n_cols,
     ROWS: tl.constexpr,
@@ -295,9 +295,9 @@ def turns_kernel(
     Args:
         As for `beside_kernel`, and THREADS as for `kernels.unaligned.softmax_kernel`.
     """
-    matrix = n_rows, n_cols, input_row_stride, input_shift
-    input_ptr = tl.multiple_of(input_ptr - input_shift, 16)
-    output_ptr = tl.multiple_of(output_ptr - input_shift, 16)
+    matrix = n_rows, n_cols, output_row_stride, output_shift
+    input_ptr = tl.multiple_of(input_ptr - output_shift, 16)
+    output_ptr = tl.multiple_of(output_ptr - output_shift, 16)
     first_row = tl.program_id(0) * ROWS
     edges, edge_places, at_edge = load_edges(
         (input_ptr, 0), first_row, matrix, ROWS, THREADS, VECTOR

@@ -34,7 +34,7 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
 
 
 _pointer = functools.cache(Pointer)
-SIZES = ("tag", "n_cols", "n_parts", "output_shift", "input_shift")  # see `Launch`
+SIZES = ("tag", "n_cols", "n_parts", "output_shift")  # of a kernel: see `Launch`
 SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
