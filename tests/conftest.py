@@ -14,12 +14,17 @@ def compiler():
         pytest.skip(str(error))
 
 
-@pytest.fixture
-def fewer_rows(monkeypatch):
+@pytest.fixture(autouse=True)
+def fewer_rows(request, monkeypatch):
     """The checker's tallest matrices have 45 and 61 rows in the interpreter.
 
-    For kernels that hundreds of rows tell no more of: the notebooks, and a GPU's tests,
-    try 781 and 1823.
+    Hundreds of programs, each of which takes a millisecond, tell no more of a kernel.
+    The notebooks, a GPU's tests, and tests of `every_row` try 781 and 1823.
     """
-    if backend.INTERPRETED:
+    if backend.INTERPRETED and "every_row" not in request.fixturenames:
         monkeypatch.setattr(cases, "ROWS", (*cases.ROWS[:-2], 45, 61))
+
+
+@pytest.fixture
+def every_row():
+    """The checker's tallest matrices are in the interpreter those of the notebooks."""

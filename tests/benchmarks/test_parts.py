@@ -41,7 +41,6 @@ def test_lengths_add_up_and_bodies_are_aligned(vector):
         assert max(head, tail) < vector
 
 
-@pytest.mark.usefixtures("fewer_rows")
 def test_the_kernels_split_is_judged_right(capsys):
     parts.judge(unaligned.split_row)
     assert "every body is aligned" in capsys.readouterr().out
@@ -93,7 +92,6 @@ def my_split(start, n_cols, VECTOR: tl.constexpr):
 HEAD, BODY = "-start & (VECTOR - 1)", "(n_cols - head) & -VECTOR"
 
 
-@pytest.mark.usefixtures("fewer_rows")
 @pytest.mark.parametrize(
     ("head", "body", "said"),
     [

@@ -18,7 +18,6 @@ FEW = {"dtypes": [torch.float32], "layouts": ["sliced"], "max_cols": 33}
 STEPS = {"two": passes.two_pass_kernel, "backwards": passes.backwards_kernel}
 
 
-@pytest.mark.usefixtures("fewer_rows")
 @pytest.mark.parametrize("name", STEPS)
 def test_each_step_is_a_softmax(name):
     softmax = passes.row_by_row(STEPS[name], block_cols=16)
@@ -106,7 +105,6 @@ MAXIMA = without_moving, nan_without_moving
 FIRST_WRONG = "its values sum to" if backend.INTERPRETED else "(one NaN)"
 
 
-@pytest.mark.usefixtures("fewer_rows")
 @pytest.mark.parametrize(
     ("function", "said"),
     [
@@ -186,7 +184,6 @@ def test_other_numbers_of_warps(name):
 # ---- two launches --------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("fewer_rows")
 @pytest.mark.parametrize("n_parts", [2, 3, 5])
 def test_rows_in_parts(n_parts):
     config = online.Config(4, 8, 4, num_warps=1)

@@ -75,7 +75,6 @@ def my_kernel(
 # fmt: on
 
 
-@pytest.mark.usefixtures("fewer_rows")
 @pytest.mark.parametrize(
     ("first", "step", "said"),
     [
