@@ -274,9 +274,9 @@ def device_times(
         RuntimeError: nothing is timed here.
     """
     require_gpu()
+    function(*args)  # compiles, while others may still measure
     with alone():
         copies = rotated(args) if rotate else [tuple(args)]
-        function(*copies[0])  # compiles
         torch.cuda.synchronize()
         start = time.perf_counter()
         host_us = _batch_us(function, copies[0], DEVICE_CALLS // 10)
@@ -302,8 +302,8 @@ def host_us(function: Callable, *args: Any) -> Times:
         RuntimeError: nothing is timed here.
     """
     require_gpu()
+    _batch_us(function, args, HOST_CALLS)  # compiles, while others may still measure
     with alone():
-        _batch_us(function, args, HOST_CALLS)
         times = []
         for _ in range(HOST_BATCHES):
             torch.cuda.synchronize()
@@ -356,9 +356,9 @@ def _between_events(
 ) -> Times:
     """Percentiles over as many calls as fill REPEAT_MS, after WARMUP_MS of others."""
     require_gpu()
+    function(*args)  # compiles, while others may still measure
     with alone():
         copies = rotated(args) if rotate else [tuple(args)]
-        function(*copies[0])  # compiles
         prepare()
         torch.cuda.synchronize()
         start, end = _event(), _event()
