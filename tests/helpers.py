@@ -23,6 +23,17 @@ from triton.runtime.jit import JITFunction
 from kernels import cooperative, fastest, online, tiled, unaligned
 from kernels.lab import backend, direct, gpu, launch
 
+# ---- sizes ---------------------------------------------------------------------------
+
+
+def fewer(interpreted: Any, on_gpu: Any) -> Any:
+    """What a test tries: less in the interpreter, where a program takes a millisecond.
+
+    For what shows no other fault in the interpreter than the smaller size does.
+    """
+    return interpreted if backend.INTERPRETED else on_gpu
+
+
 # ---- inputs --------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from tests.helpers import (
     STEMS,
     WRITABLE,
     assert_right,
+    fewer,
     input_of,
     tensor,
     width_for,
@@ -219,7 +220,8 @@ CONVERTED = [
 @pytest.mark.parametrize("stem", STEMS)
 def test_a_dtype_is_that_of_the_converted_input(stem, of_x, dtype):
     x = input_of(stem, dtype=torch.float32).to(of_x)
-    for view in (x, x[:, 1:], x.t()):
+    few_columns = x[:, : fewer(65, None)]  # as many rows, if they are transposed
+    for view in (x, x[:, 1:], few_columns.t()):
         for _ in range(2):
             y = fastest.softmax(view, 1, dtype=dtype)
             assert y.is_contiguous()
