@@ -1,7 +1,7 @@
 """Experiments of chapter `residency`, and what it says of the learner's two functions.
 
 from benchmarks import residency as lives
-asked = record.observe("occupancy", lives.ask_driver)
+asked = record.observe("residency_occupancy", lives.ask_driver)
 latency = record.observe("residency_latency", lives.latencies)
 observed = record.observe("residency_lives", lives.lives)
 measured = record.sweep("residency", lives.providers(), lives.cases())

@@ -268,7 +268,7 @@ def test_the_static_table_has_the_drivers_answers():
         re.M,
     )
     asked = record.select(
-        record.recorded("occupancy", "nvidia-h200"), **explore.KERNELS
+        record.recorded("residency_occupancy", "nvidia-h200"), **explore.KERNELS
     )
     driver = {
         (row.kernel.removesuffix("_kernel"), row.num_stages): (

@@ -39,7 +39,7 @@ SWEEPS = {  # stem of a recorded file: its title, and what its times are compare
     "cuda": ("Softmax in CUDA C++: chapter cuda", "copy"),
     "unaligned": ("Rows that start anywhere: chapter unaligned", "copy"),
 }
-KERNELS = {"block_cols": 2048, "num_warps": 4}  # of occupancy.csv, for the table
+KERNELS = {"block_cols": 2048, "num_warps": 4}  # of the record, for the table
 SYMBOLS = {  # Matplotlib's markers in the words of d3
     **{"": "Circle", "o": "Circle", "s": "Square", "D": "Diamond", "^": "Triangle"},
     **{"v": "Wye", "P": "Cross", "X": "Times", "<": "Star", ">": "Asterisk"},
@@ -116,7 +116,8 @@ def kernels() -> list[dict]:
         kernel (module and function), num_stages, num_warps, registers (per thread) and
         shared (bytes per block).
     """
-    rows = record.select(record.recorded("occupancy", "nvidia-h200"), **KERNELS)
+    rows = record.recorded("residency_occupancy", "nvidia-h200")
+    rows = record.select(rows, **KERNELS)
     rows = rows.rename(columns={"shared_bytes": "shared"})
     rows = rows.drop_duplicates(["kernel", "registers", "shared"])
     columns = ["kernel", "num_stages", "num_warps", "registers", "shared"]

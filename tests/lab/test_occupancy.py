@@ -20,7 +20,8 @@ from tests.helpers import fake_gpu
 
 H200 = gpu.named("H200")
 DOCUMENTED = ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200")
-RECORDED = backend.ROOT / "notebooks" / "recorded" / "nvidia-h200" / "occupancy.csv"
+RECORDS = backend.ROOT / "notebooks" / "recorded" / "nvidia-h200"
+RECORDED = RECORDS / "residency_occupancy.csv"
 
 
 def resident(num_warps, registers=0, shared=0, on=H200):
