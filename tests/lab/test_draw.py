@@ -1,5 +1,6 @@
 """Every picture can be read, and is the same each time."""
 
+import functools
 import math
 
 import pytest
@@ -90,6 +91,11 @@ PICTURES = {
 }
 
 
+@functools.cache
+def drawn(name: str) -> style.Figure:
+    return PICTURES[name]()
+
+
 def faults(figure: style.Figure) -> list[str]:
     """Texts that are too small, leave the card or their box, or cover each other."""
     canvas = FigureCanvasAgg(figure)
@@ -124,7 +130,7 @@ def faults(figure: style.Figure) -> list[str]:
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_every_picture_can_be_read(name):
-    assert faults(PICTURES[name]()) == []
+    assert faults(drawn(name)) == []
 
 
 def test_faults_are_found():
@@ -145,7 +151,7 @@ def test_faults_are_found():
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_sees_the_same_each_time(name):
-    figure, again = PICTURES[name](), PICTURES[name]()
+    figure, again = drawn(name), PICTURES[name]()
     assert isinstance(figure, style.Figure)
     assert repr(figure) == repr(again)
     assert "726x" in repr(figure) and "." not in repr(figure)

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.colors import to_rgb
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Polygon, Rectangle
+from matplotlib.patches import (
+    FancyArrowPatch,
+    FancyBboxPatch,
+    Patch,
+    Polygon,
+    Rectangle,
+)
 
 from kernels.lab import style
 from kernels.lab.gpu import Gpu
@@ -46,6 +52,10 @@ class Picture:
         self.axes.set_axis_off()
         self.text(2.5, 4.2, title, size=style.FONT + 2, weight="bold")
 
+    def add(self, patch: Patch) -> None:
+        """Adds a shape. `add_patch` would fit the limits to it, and they are set."""
+        self.axes.add_artist(patch)
+
     def text(
         self, x: float, y: float, text: str, ha: str = "left", **look: Any
     ) -> None:
@@ -64,7 +74,7 @@ class Picture:
         """A box with a text in its middle. Its `gid` says what it stands for."""
         x, y, width, height = place
         look = {"edgecolor": CARD, "linewidth": 0.8} | look
-        self.axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, **look))
+        self.add(Rectangle((x, y), width, height, facecolor=fill, **look))
         if text:
             colour = INK if sum(to_rgb(fill)) > 1.5 else "white"
             self.text(x + width / 2, y + height / 2, text, "center", color=colour)
@@ -77,9 +87,7 @@ class Picture:
         x, y, width, height = place
         look = {"facecolor": fill, "edgecolor": RULE, "linewidth": 0.8}
         corner, box = (x + 0.6, y + 0.6), "round,pad=0.6"
-        self.axes.add_patch(
-            FancyBboxPatch(corner, width - 1.2, height - 1.2, box, **look)
-        )
+        self.add(FancyBboxPatch(corner, width - 1.2, height - 1.2, box, **look))
 
     def cell(self, place: Place, text: str, index: int, masked: bool, gid: str) -> None:
         """A cell in the colour of a program; hatched and empty if masked off."""
@@ -92,13 +100,13 @@ class Picture:
     def arrow(self, start: Point, end: Point, ends: str = "-|>") -> None:
         look = {"arrowstyle": ends, "mutation_scale": 9, "linewidth": 0.9}
         look |= {"color": MUTED, "shrinkA": 0, "shrinkB": 0}
-        self.axes.add_patch(FancyArrowPatch(start, end, **look))
+        self.add(FancyArrowPatch(start, end, **look))
 
     def line(self, xs: Sequence, ys: Sequence, color: Any = RULE, **look: Any) -> None:
         self.axes.plot(xs, ys, **({"color": color, "linewidth": 0.8} | look))
 
     def shape(self, corners: Sequence[Point], fill: Any) -> None:
-        self.axes.add_patch(Polygon(corners, facecolor=fill, linewidth=0))
+        self.add(Polygon(corners, facecolor=fill, linewidth=0))
 
     def bracket(
         self, left: float, right: float, y: float, text: str, side: int
