@@ -10,13 +10,13 @@ import triton.language as tl
 
 from kernels import debugging, program
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
-from tests.helpers import assert_right, matrix
+from tests.helpers import assert_right, fewer, matrix
 
 HALF = torch.bfloat16
 EVERY_GPU = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 PLAIN_CASE = {"dtypes": [torch.float32], "layouts": ["contiguous"], "max_cols": 65}
 # Far more than a call takes, far less than a hang.
-LIMIT_S = 5 if backend.INTERPRETED else 20
+LIMIT_S = fewer(1, 20)
 
 
 def in_larger(n_rows: int, n_cols: int, dtype=torch.float32) -> torch.Tensor:
