@@ -1,23 +1,53 @@
-"""Triton's interpreter replaces its language once a launch, and computes the same."""
+"""Triton's interpreter does less than it did, and computes and refuses the same."""
 
+import dataclasses
 import importlib
 import types
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from kernels import online, program
+from kernels import cooperative, online, program
 from kernels.lab import backend
 from tests.helpers import assert_right, matrix
 
 if not backend.INTERPRETED:  # the module would change an interpreter that is not used
     pytest.skip("kernels are compiled here", allow_module_level=True)
 
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as tritons
 
 from kernels.lab import interpreter
+
+CHANGED = [
+    (tritons, "_patch_lang"),
+    (tritons, "_get_np_dtype"),
+    (tl.tensor, "__init__"),
+    (tl.block_type, "__init__"),
+    (TritonSemantic, "broadcast_impl_value"),
+]
+SCALARS = [
+    *(tl.int1, tl.int8, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.float64),
+    *(tl.float16, tl.bfloat16, tl.float32, tl.float8e5),
+    *(tl.pointer_type(tl.float16), tl.pointer_type(tl.float16, const=True)),
+]
+SHAPES = [1], [8], [32], [4, 8], [8, 4], [1, 1], [2, 4, 4]
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Gives a function that makes the interpreter Triton's own again."""
+
+    def undo():
+        for owner, name in CHANGED:
+            monkeypatch.setattr(owner, name, vars(owner)[name].__wrapped__)
+        monkeypatch.setattr(builder, "options", tritons.InterpreterOptions())
+
+    builder = tritons.interpreter_builder
+    return undo
 
 
 @pytest.fixture
@@ -40,11 +70,160 @@ def test_once_a_launch_however_many_functions_are_called(replaced, softmax):
     assert replaced.count("softmax_kernel") == 2 and len(replaced) <= 3
 
 
-def test_results_are_the_same_to_the_bit(monkeypatch):
-    x = matrix(7, 300)
-    quick = program.softmax(x), online.softmax(x)
-    monkeypatch.setattr(tritons, "_patch_lang", tritons._patch_lang.__wrapped__)
-    assert all(map(torch.equal, quick, (program.softmax(x), online.softmax(x))))
+@triton.jit
+def all_kinds(x_ptr, y_ptr, i_ptr, BLOCK: tl.constexpr):
+    row, lanes = tl.program_id(0), tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row * BLOCK + lanes).to(tl.float32)
+    i = lanes * 123456789 + row  # wraps around from the 18th lane on
+    square = tl.trans(tl.reshape(x, (BLOCK // 4, 4))) + tl.full((4, 1), 0.5, x.dtype)
+    flat = tl.reshape(square, (BLOCK,)) * (i % 7) - tl.max(x)
+    tl.store(y_ptr + row * BLOCK + lanes, tl.where(i > 0, flat, -flat))
+    tl.store(i_ptr + row * BLOCK + lanes, i - (lanes // 3) * 2000000000)
+
+
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_results_are_the_same_to_the_bit(slow, dtype):
+    def results():
+        x = matrix(7, 64, dtype)
+        y, i = torch.empty(7, 64), torch.empty(7, 64, dtype=torch.int32)
+        all_kinds[(7,)](x, y, i, BLOCK=64)
+        softmaxes = [module.softmax(x) for module in (program, online, cooperative)]
+        return [y, i, *softmaxes]
+
+    quick = results()
+    assert quick[1].min() < 0 < quick[1].max()
+    slow()
+    assert all(map(torch.equal, quick, results()))
+
+
+def test_integers_are_added_once(monkeypatch, slow):
+    def additions():
+        sums.clear()
+        x = torch.zeros(64)
+        all_kinds[(1,)](x, x.clone(), torch.zeros(64, dtype=torch.int32), BLOCK=64)
+        return len(sums)
+
+    sums, add = [], tritons.InterpreterBuilder.create_add
+    counted = lambda self, *values: sums.append(1) or add(self, *values)  # noqa: E731
+    monkeypatch.setattr(tritons.InterpreterBuilder, "create_add", counted)
+    quick = additions()
+    slow()
+    assert quick and additions() == 2 * quick
+
+
+def test_only_the_assertion_of_overflow_is_left_out():
+    options = tritons.interpreter_builder.options
+    assert not options.sanitize_overflow
+    whole = dataclasses.replace(options, sanitize_overflow=True)
+    assert whole == tritons.InterpreterOptions()
+
+
+def test_an_interpreter_that_asserts_still_does(monkeypatch):
+    options = tritons.InterpreterOptions(debug=True)
+    monkeypatch.setattr(tritons.interpreter_builder, "options", options)
+    for owner, name in CHANGED:
+        monkeypatch.setattr(owner, name, vars(owner)[name])  # put back at the end
+    importlib.reload(interpreter)
+    assert tritons.interpreter_builder.options is options
+
+
+def facts(type_, handle):
+    """All that Triton gives a type, and a tensor of it, in words."""
+    tensor = tl.tensor(handle, type_)
+    assert tensor.handle is handle and tensor.type is type_
+    assert tensor.dtype is type_.scalar
+    shape, numel = [repr(size) for size in tensor.shape], repr(tensor.numel)
+    words = sorted((key, str(value)) for key, value in vars(type_).items())
+    return words, shape, numel, str(tensor), sorted(vars(tensor))
+
+
+def test_types_and_tensors_are_what_they_were(slow):
+    def all_facts():
+        blocks = [tl.block_type(one, shape) for shape in SHAPES for one in SCALARS]
+        return [facts(one, object()) for one in (*SCALARS, *blocks)]
+
+    quick = all_facts()
+    assert quick == all_facts()  # found, where they may have been made before
+    slow()
+    assert quick == all_facts()
+    assert len({str(words) for words, *_ in quick}) == len(quick)
+
+
+def test_what_describes_a_type_is_made_once():
+    first, second = (tl.block_type(tl.float16, [4, 16]) for _ in range(2))
+    assert first is not second and first == second
+    assert first.shape is second.shape and first.name is second.name
+    tensors = [tl.tensor(None, one) for one in (first, second)]
+    assert tensors[0].shape is tensors[1].shape
+
+
+@pytest.mark.parametrize(
+    "shape", [[7], [8.0], [4, 2.0], [], (8,), [None], [[8]], [2**21]], ids=str
+)
+def test_a_wrong_shape_is_refused_as_before(slow, shape):
+    def refusal():
+        refusals = TypeError, ValueError, AssertionError, AttributeError
+        with pytest.raises(refusals) as caught:
+            tl.block_type(tl.int8, shape)
+        return caught.type, str(caught.value)
+
+    for right in ([8], [4, 2]):
+        tl.block_type(tl.int8, right)
+    quick = refusal()
+    slow()
+    assert quick == refusal()
+
+
+class Labelled:
+    """A type, or a tensor, of a Triton that notes more about it than today's."""
+
+    def __init__(self, first, second):
+        self.label = self.handle = self.type = self.dtype = self.element_ty = first
+        self.shape = self.numel = self.name = second
+
+
+@pytest.mark.parametrize(
+    "change, second", [("with_known_shape", tl.float32), ("with_known_name", [8])]
+)
+def test_what_another_triton_notes_is_kept(monkeypatch, change, second):
+    changed = getattr(interpreter, change)(Labelled.__init__)
+    monkeypatch.setattr(Labelled, "__init__", changed)
+    for first in (tl.int8, tl.int8, tl.int16):
+        assert Labelled(first, second).label is first
+
+
+def test_numpys_types_are_looked_up_once():
+    looked_up, find = [], tritons._get_np_dtype.__wrapped__
+    quick = interpreter.once_a_type(lambda of: looked_up.append(of) or find(of))
+    of = [*SCALARS, *(tl.block_type(one, [8]) for one in SCALARS)]
+    for _ in range(2):
+        assert [quick(one) for one in of] == [find(one) for one in of]
+    assert len(looked_up) == len(of)
+    with pytest.raises(KeyError):
+        quick(tl.void)
+
+
+def test_blocks_of_one_shape_are_not_broadcast(monkeypatch):
+    def block(shape, scalar=tl.float32):
+        type_ = tl.block_type(scalar, shape)
+        data = np.zeros(shape, tritons._get_np_dtype(type_))
+        return tl.tensor(tritons.TensorHandle(data, scalar), type_)
+
+    asked, semantic = [], tritons.interpreter_semantic
+    broadcast = TritonSemantic.broadcast_impl_value.__wrapped__
+    counted = interpreter.if_shapes_differ(
+        lambda *values: asked.append(1) or broadcast(*values)
+    )
+    monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", counted)
+    left, right = block([4, 8]), block([4, 8], tl.int8)
+    both = semantic.broadcast_impl_value(left, right)
+    assert both[0] is left and both[1] is right and not asked
+    for other in (block([1, 8]), block([4, 1]), block([8]), block([1, 1])):
+        both = semantic.broadcast_impl_value(other, right)
+        assert [list(one.type.shape) for one in both] == [[4, 8], [4, 8]]
+    assert len(asked) == 4
+    with pytest.raises(ValueError, match="incompatible dimensions"):
+        semantic.broadcast_impl_value(block([8, 4]), right)
 
 
 def test_a_launch_leaves_the_language_as_it_was():
@@ -66,10 +245,16 @@ def test_every_module_that_a_function_sees_has_to_be_replaced(monkeypatch, done)
 
 
 def test_another_triton_is_left_alone(monkeypatch):
-    before = tritons._patch_lang
-    monkeypatch.delattr(tritons, "_LangPatchScope")
+    for owner, name in CHANGED:
+        monkeypatch.delattr(owner, name)
     importlib.reload(interpreter)
-    assert tritons._patch_lang is before
+    assert not any(name in vars(owner) for owner, name in CHANGED)
+
+
+def test_a_triton_without_scopes_replaces_as_it_did(monkeypatch):
+    monkeypatch.delattr(tritons, "_LangPatchScope")
+    replace = tritons._patch_lang.__wrapped__
+    assert interpreter.only_where_needed(replace) is replace
 
 
 @triton.jit
