@@ -15,6 +15,7 @@ from typing import Any
 
 import nbval.kernel
 import pytest
+from jupyter_client.provisioning import local_provisioner
 
 ROOT = Path(__file__).parent
 collect_ignore = ["notebooks/exercises"]  # notebooks/solutions is where they are run
@@ -29,7 +30,9 @@ os.environ["COURSE_PROGRESS"] = (
     ""  # what a learner has solved is not the tests' concern
 )
 
-from kernels.lab import backend  # noqa: E402 - only found once the root is on the path
+# Only found once the root is on the path.
+from kernels.lab import backend  # noqa: E402
+from tests import forks  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None):
         os.environ.setdefault("COURSE_GPU_GB", "14")
     nbval.kernel.start_new_kernel = again_if_mute(nbval.kernel.start_new_kernel)
+    if backend.INTERPRETED:  # a GPU's processes start from nothing, as a learner's do
+        local_provisioner.launch_kernel = forks.launch
 
 
 def again_if_mute(start: Callable[..., Any]) -> Callable[..., Any]:
