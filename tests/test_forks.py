@@ -9,6 +9,10 @@ import pytest
 from kernels.lab import backend
 from tests import forks
 
+pytestmark = pytest.mark.skipif(
+    not backend.INTERPRETED, reason="no process is a copy on a GPU"
+)
+
 LOOK = """
 import os, sys
 found = [name in sys.modules for name in ("torch", "triton", "kernels", "pytest")]
@@ -27,13 +31,12 @@ def said(client, code: str) -> str:
     return "".join(printed).strip()
 
 
-@pytest.mark.skipif(not backend.INTERPRETED, reason="no kernel is forked on a GPU")
 def test_a_forked_kernel_has_not_imported_the_course(tmp_path):
     manager, client = nbval.kernel.start_new_kernel(
         kernel_name="python3", cwd=str(tmp_path)
     )
     process = manager.provisioner.process
-    assert isinstance(process, forks.Kernel) and process.poll() is None
+    assert isinstance(process, forks.Fork) and process.poll() is None
     path = os.environ["PYTHONPATH"]
     assert said(client, LOOK) == f"[True, False, False, False] {tmp_path} {path} True"
     client.stop_channels()
@@ -44,7 +47,23 @@ def test_a_forked_kernel_has_not_imported_the_course(tmp_path):
         time.sleep(0.02)
 
 
+def test_code_runs_in_a_copy(tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    code = "import beside, os, sys; print(beside.NAME, dict(os.environ))"
+    run = forks.python(code, env={"A": "b"}, cwd=tmp_path)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout == "beside {'A': 'b'}\n"
+    assert os.environ.get("A") is None
+
+
+def test_code_that_fails_says_how(tmp_path):
+    run = forks.python("print(1); 1 / 0", env={}, cwd=tmp_path)
+    assert (run.returncode, run.stdout) == (1, "1\n")
+    assert run.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert forks.python("import os; os._exit(3)", env={}, cwd=tmp_path).returncode < 0
+
+
 def test_other_kernels_are_started():
     process = forks.launch(["true"], env={})
-    assert not isinstance(process, forks.Kernel)
+    assert not isinstance(process, forks.Fork)
     assert process.wait() == 0

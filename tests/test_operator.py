@@ -1,8 +1,7 @@
 """`softmax` as an operator: autograd, transforms, subclasses and `torch.compile`."""
 
 import math
-import subprocess
-import sys
+import os
 import warnings
 from functools import partial
 from typing import ClassVar
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import fastest
 from kernels.lab import backend
+from tests import forks
 from tests.helpers import DIMS, LAYOUTS, STEMS, assert_right, tensor, width_for
 
 # ---- out, and autograd ---------------------------------------------------------------
@@ -260,20 +260,16 @@ def test_export_holds_the_operator():
         assert_right(program.module()(x), x.double(), 0)
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_dtensors_keep_their_shards(dtype):
-    run = subprocess.run(
-        [sys.executable, "-c", SHARDED, backend.DEVICE, str(dtype)],
-        cwd=backend.ROOT,
-        capture_output=True,
-        text=True,
-    )
+def test_dtensors_keep_their_shards():
+    """Of a call without a dtype, and of one with another."""
+    code = f"device = {backend.DEVICE!r}\n{SHARDED}"
+    run = forks.python(code, env=dict(os.environ), cwd=backend.ROOT)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["S(0)", "S(0)", "R", "R", "R", "R"]
+    assert run.stdout.split() == 2 * ["S(0)", "S(0)", "R", "R", "R", "R"]
 
 
 SHARDED = """
-import sys, warnings
+import warnings
 warnings.simplefilter("ignore")
 from kernels import softmax
 import torch
@@ -281,18 +277,18 @@ from torch.distributed import init_process_group
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-device, dtype = sys.argv[1], {"None": None}.get(sys.argv[2], torch.float64)
 init_process_group("fake", rank=0, world_size=2, store=FakeStore())
 mesh, x = init_device_mesh(device, (2,)), torch.randn(4, 6, device=device)
-softmax(x, dtype=dtype)
-for place in (Shard(0), Shard(1), Replicate()):
-    whole = DTensor.from_local(x, mesh, [place]).requires_grad_()
-    y = softmax(whole, dtype=dtype)
-    if place != Shard(1):
-        torch.testing.assert_close(y.to_local(), torch.softmax(x, 1, dtype=dtype))
-    y.pow(2).sum().backward()
-    for shards in (y, whole.grad):
-        print("S(0)" if shards.placements[0] == Shard(0) else "R")
+for dtype in (None, torch.float64):
+    softmax(x, dtype=dtype)
+    for place in (Shard(0), Shard(1), Replicate()):
+        whole = DTensor.from_local(x, mesh, [place]).requires_grad_()
+        y = softmax(whole, dtype=dtype)
+        if place != Shard(1):
+            torch.testing.assert_close(y.to_local(), torch.softmax(x, 1, dtype=dtype))
+        y.pow(2).sum().backward()
+        for shards in (y, whole.grad):
+            print("S(0)" if shards.placements[0] == Shard(0) else "R")
 """
 
 

@@ -1,8 +1,7 @@
 """Strided softmax: right in any layout, at any offset, and nothing else is touched."""
 
+import os
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import triton.language as tl
 from kernels import program, strided
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab.check import Fault
+from tests import forks
 from tests.helpers import assert_right, matrix
 
 INF = float("inf")
@@ -82,9 +82,7 @@ def test_such_rows_are_as_silent_as_on_a_gpu():
         "import torch; from kernels import strided; from kernels.lab import backend; "
         "strided.softmax(torch.full((1, 3), -torch.inf, device=backend.DEVICE))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=backend.ROOT, capture_output=True, text=True
-    )
+    done = forks.python(code, env=dict(os.environ), cwd=backend.ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 
 import numpy
 import pytest
@@ -11,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend, description
+from tests import forks
 from tests.helpers import fake_gpu
 
 
@@ -37,13 +37,8 @@ DROPPED = (
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     kept = {k: v for k, v in os.environ.items() if k not in DROPPED}
-    return subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code],
-        env=kept | environment,
-        capture_output=True,
-        text=True,
-        cwd=backend.ROOT,
-    )
+    strict = "import warnings; warnings.simplefilter('error', UserWarning)\n"
+    return forks.python(strict + code, env=kept | environment, cwd=backend.ROOT)
 
 
 def said(code: str, **environment: str) -> str:

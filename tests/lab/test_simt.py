@@ -1,14 +1,14 @@
 """Numba's kernels: right where Numba is installed, shown where it is not."""
 
 import importlib.util
-import subprocess
-import sys
+import os
 
 import pytest
 import torch
 
 from kernels import program
 from kernels.lab import backend, show, simt
+from tests import forks
 
 needs_numba = pytest.mark.skipif(
     importlib.util.find_spec("numba") is None, reason="needs numba-cuda"
@@ -16,8 +16,9 @@ needs_numba = pytest.mark.skipif(
 
 
 def in_a_new_process(*lines: str) -> str:
-    command = [sys.executable, "-W", "error", "-c", "\n".join(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=backend.ROOT)
+    strict = "import warnings; warnings.simplefilter('error')"
+    code = "\n".join((strict, *lines))
+    done = forks.python(code, env=dict(os.environ), cwd=backend.ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -2,8 +2,7 @@
 
 import itertools
 import math
-import subprocess
-import sys
+import os
 
 import matplotlib as mpl
 import numpy as np
@@ -12,7 +11,8 @@ from IPython.core.formatters import DisplayFormatter
 from IPython.core.interactiveshell import InteractiveShell
 from matplotlib.colors import to_hex, to_rgb
 
-from kernels.lab import style
+from kernels.lab import backend, style
+from tests import forks
 
 SOURCE = "NVIDIA H200 · driver 580 · torch 2.11 · triton 3.6 · recorded 2026-11-21"
 
@@ -130,7 +130,8 @@ def test_importing_changes_nobodys_settings():
         "assert rc == dict(matplotlib.rcParams);"
         "assert width == pandas.get_option('display.width')"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run = forks.python(code, env=dict(os.environ), cwd=backend.ROOT)
+    assert run.returncode == 0, run.stderr
 
 
 def test_a_cell_that_draws_on_axes_gets_the_courses_style():
