@@ -53,11 +53,14 @@ def instances(dtype, pack):
 
 @pytest.mark.parametrize("name", GPUS)
 def test_every_template_compiles_in_every_dtype_and_pack(name):
+    """All of them for an H200; for each other GPU, other thirds of their pairs."""
+    turn = GPUS.index(name)
     jobs = [
         (dtype, pack, *instance)
-        for dtype in DTYPES
-        for pack in cuda.PACKS
+        for i, dtype in enumerate(DTYPES)
+        for j, pack in enumerate(cuda.PACKS)
         for instance in instances(dtype, pack).items()
+        if name == "H200" or (i + j + turn) % 3 == 0
     ]
     with ThreadPoolExecutor(4) as pool:
         made = list(pool.map(lambda job: cuda.compile(job[2], job[3], name), jobs))

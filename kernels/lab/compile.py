@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.autotuner import Autotuner, Heuristics
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
@@ -274,14 +276,22 @@ def _count_resources(kernel: Any) -> tuple[int, int]:
 
 
 def _spills(kernel: Any) -> int:
-    """Assembles the PTX again as Triton did, and reads the spills that ptxas logs."""
+    """Assembles the PTX again as Triton did, and reads the spills that ptxas logs.
+
+    Triton's cache on disk keeps the number beside the kernel.
+    """
+    cache, name = get_cache_manager(kernel.hash), f"{kernel.name}.spills"
+    if kept := cache.get_file(name):
+        return int(Path(kept).read_text())
     metadata = kernel.metadata
     assemble = make_backend(metadata.target).make_cubin
     triton.knobs.nvidia.dump_ptxas_log = True
     with contextlib.redirect_stdout(io.StringIO()) as log:
         assemble(kernel.asm["ptx"], {}, metadata, metadata.target.arch)
     triton.knobs.nvidia.dump_ptxas_log = False
-    return int(re.search(r"(\d+) bytes spill stores", log.getvalue())[1])
+    spills = re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
+    cache.put(spills, name, binary=False)
+    return int(spills)
 
 
 def _without_locations(ir: str) -> str:

@@ -1,13 +1,15 @@
 """Ahead-of-time compilation: what a launch would compile, on any documented GPU."""
 
 import re
+import tempfile
+from unittest.mock import patch
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import compile, gpu
+from kernels.lab import compile, gpu, process
 from kernels.lab.launch import Launch
 
 
@@ -162,6 +164,26 @@ def test_registers_and_spills():
     assert free.registers > 32 >= capped.registers
     assert free.spills == spilled_bytes(free) == 0
     assert capped.spills == spilled_bytes(capped) > 0
+
+
+def spills_anew_and_kept(launches, on):
+    """Spills as the assembler logs them, and as the cache on disk keeps them."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = folder
+        for assembler in (compile.make_backend, None):
+            compile._resources.clear()
+            with patch.object(compile, "make_backend", assembler):
+                found.append(compile._compile(launches, on)[0].spills)
+    return found
+
+
+def test_spills_are_kept_on_disk():
+    capped = rows(4096, maxnreg=32)
+    x = compile.pointer(torch.float32)
+    launch = row_kernel, (x, x, 4096), {"BLOCK_COLS": 4096, "maxnreg": 32}
+    call = spills_anew_and_kept, [launch], capped.gpu
+    assert process.call_in("compiler", *call) == [spilled_bytes(capped)] * 2
 
 
 def test_registers_are_those_the_machine_code_names():
