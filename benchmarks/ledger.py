@@ -6,6 +6,7 @@ The chapter shows the measurements themselves, calls of `record.sweep` and of
 """
 
 import dataclasses
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -199,6 +200,7 @@ NAMES = {"program": "softmax", "traffic.copy": "copy kernel"}
 BUSY = {f"traffic.busy{steps}": busy(steps) for steps in STEPS}
 
 
+@functools.cache
 def instructions(of: gpu.Gpu) -> dict[tuple[str, str], float]:
     """Instructions for each value, read off the machine code for a GPU.
 

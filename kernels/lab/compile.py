@@ -299,8 +299,11 @@ def _without_locations(ir: str) -> str:
     return re.sub(r"^#loc.*\n", "", ir, flags=re.M)
 
 
+@functools.lru_cache(maxsize=256)
 def tool(name: str, cubin: bytes, *options: str) -> str:
     """Runs a binary utility of Triton's wheel on machine code; drops its warnings.
+
+    A second call for the same finds what the first one printed.
 
     Args:
         name: "nvdisasm" or "cuobjdump".
