@@ -24,6 +24,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     path for path in (str(ROOT), os.environ.get("PYTHONPATH")) if path
 )
 
+# As many tests run at once as the CPU has cores. More threads wait for one another: in
+# a container, for 5 ms in each small operation of PyTorch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What a notebook prints while it waits for the GPU is no output to compare.
 os.environ.setdefault("COURSE_WAIT_SILENTLY", "1")
 os.environ["COURSE_PROGRESS"] = (
