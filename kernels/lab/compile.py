@@ -17,12 +17,13 @@ SASS with control codes, which is more than a course needs.
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -272,26 +273,33 @@ def _count_resources(kernel: Any) -> tuple[int, int]:
     """Returns the registers and the spilled bytes per thread."""
     usage = tool("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    return registers, _spills(kernel) if stack else 0
+    if not stack:
+        return registers, 0
+    return registers, int(_kept(kernel.hash, "spills", lambda: _spills(kernel)))
 
 
-def _spills(kernel: Any) -> int:
-    """Assembles the PTX again as Triton did, and reads the spills that ptxas logs.
-
-    Triton's cache on disk keeps the number beside the kernel.
-    """
-    cache, name = get_cache_manager(kernel.hash), f"{kernel.name}.spills"
-    if kept := cache.get_file(name):
-        return int(Path(kept).read_text())
+def _spills(kernel: Any) -> str:
+    """Assembles the PTX again as Triton did, and reads the spills that ptxas logs."""
     metadata = kernel.metadata
     assemble = make_backend(metadata.target).make_cubin
     triton.knobs.nvidia.dump_ptxas_log = True
     with contextlib.redirect_stdout(io.StringIO()) as log:
         assemble(kernel.asm["ptx"], {}, metadata, metadata.target.arch)
     triton.knobs.nvidia.dump_ptxas_log = False
-    spills = re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
-    cache.put(spills, name, binary=False)
-    return int(spills)
+    return re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
+
+
+def _kept(key: str, name: str, make: Callable[[], str]) -> str:
+    """What `make` returns. Triton's cache on disk keeps it for the next process.
+
+    Args:
+        key: hexadecimal, of all that the text depends on, but for its name and Triton.
+        name: of the file.
+    """
+    cache, name = get_cache_manager(key), f"{name}-{triton.__version__}.txt"
+    if (path := cache.get_file(name)) is None:
+        path = cache.put(make(), name, binary=False)
+    return Path(path).read_text()
 
 
 def _without_locations(ir: str) -> str:
@@ -316,6 +324,12 @@ def tool(name: str, cubin: bytes, *options: str) -> str:
     Raises:
         RuntimeError: the utility fails.
     """
+    said = "-".join((name, *options))
+    made = functools.partial(_run, name, cubin, options)
+    return _kept(hashlib.sha256(cubin).hexdigest(), said, made)
+
+
+def _run(name: str, cubin: bytes, options: tuple[str, ...]) -> str:
     path = getattr(triton.knobs.nvidia, name).path
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -1,6 +1,7 @@
 """Ahead-of-time compilation: what a launch would compile, on any documented GPU."""
 
 import re
+import subprocess
 import tempfile
 from unittest.mock import patch
 
@@ -184,6 +185,18 @@ def test_spills_are_kept_on_disk():
     launch = row_kernel, (x, x, 4096), {"BLOCK_COLS": 4096, "maxnreg": 32}
     call = spills_anew_and_kept, [launch], capped.gpu
     assert process.call_in("compiler", *call) == [spilled_bytes(capped)] * 2
+
+
+def test_what_a_tool_prints_is_kept_on_disk(tmp_path, monkeypatch):
+    cubin = rows(4096).cubin
+    found = []
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        for program in (subprocess.run, None):
+            monkeypatch.setattr(subprocess, "run", program)
+            compile.tool.cache_clear()
+            found.append(compile.tool("nvdisasm", cubin, "--print-code"))
+    assert "EXIT" in found[0] and found[0] == found[1]
 
 
 def test_registers_are_those_the_machine_code_names():
