@@ -73,7 +73,16 @@ def test_texts_are_fit_to_read():
     assert ", 1 warp: " in str(rows(n_cols=32, num_warps=1))
 
 
-def test_disassembling_prints_nothing(capfd):
+@pytest.fixture
+def empty_cache(tmp_path):
+    """What Triton's tools print is not yet kept on disk."""
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.dir = str(tmp_path)
+        compile.tool.cache_clear()
+        yield
+
+
+def test_disassembling_prints_nothing(empty_cache, capfd):
     """nvdisasm warns of a format that it understands all the same."""
     assert rows().count(r"\bEXIT", "sass") >= 1
     assert capfd.readouterr() == ("", "")
@@ -187,15 +196,12 @@ def test_spills_are_kept_on_disk():
     assert process.call_in("compiler", *call) == [spilled_bytes(capped)] * 2
 
 
-def test_what_a_tool_prints_is_kept_on_disk(tmp_path, monkeypatch):
-    cubin = rows(4096).cubin
-    found = []
-    with triton.knobs.cache.scope():
-        triton.knobs.cache.dir = str(tmp_path)
-        for program in (subprocess.run, None):
-            monkeypatch.setattr(subprocess, "run", program)
-            compile.tool.cache_clear()
-            found.append(compile.tool("nvdisasm", cubin, "--print-code"))
+def test_what_a_tool_prints_is_kept_on_disk(empty_cache, monkeypatch):
+    cubin, found = rows(4096).cubin, []
+    for program in (subprocess.run, None):
+        monkeypatch.setattr(subprocess, "run", program)
+        compile.tool.cache_clear()
+        found.append(compile.tool("nvdisasm", cubin, "--print-code"))
     assert "EXIT" in found[0] and found[0] == found[1]
 
 
