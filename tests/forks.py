@@ -87,9 +87,13 @@ class Fork:
 
 
 def launch(
-    command: list[str], *, env: dict[str, str], cwd: str | None = None, **how: Any
+    command: list[str],
+    *,
+    env: dict[str, str],
+    cwd: str | Path | None = None,
+    **how: Any,
 ) -> Any:
-    """As `jupyter_client.launcher.launch_kernel`; forks kernels of this Python.
+    """As `jupyter_client.launcher.launch_kernel`; forks for this Python and path.
 
     Args:
         command: such as `python -m ipykernel_launcher -f connection.json`.
@@ -97,10 +101,12 @@ def launch(
         cwd: the folder that it starts in; None means this one.
         how: other arguments of a `Popen`, for kernels that are not forked.
     """
-    if command[0] != sys.executable or "ipykernel_launcher" not in command:
+    other_path = env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+    is_ours = command[0] == sys.executable and "ipykernel_launcher" in command
+    if other_path or not is_ours:
         return launcher.launch_kernel(command, env=env, cwd=cwd, **how)
     arguments = command[command.index("ipykernel_launcher") + 1 :]
-    call = {"arguments": arguments, "env": env, "cwd": cwd or os.getcwd()}
+    call = {"arguments": arguments, "env": env, "cwd": str(cwd or os.getcwd())}
     return _fork(**call, streams=3 * [os.devnull])
 
 

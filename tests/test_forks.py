@@ -1,6 +1,7 @@
 """A kernel that was forked is like one that was started; only PyTorch is there."""
 
 import os
+import sys
 import time
 
 import nbval.kernel
@@ -63,7 +64,14 @@ def test_code_that_fails_says_how(tmp_path):
     assert forks.python("import os; os._exit(3)", env={}, cwd=tmp_path).returncode < 0
 
 
-def test_other_kernels_are_started():
-    process = forks.launch(["true"], env={})
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        (["true", "-m", "ipykernel_launcher"], dict(os.environ)),
+        ([sys.executable, "-m", "ipykernel_launcher", "--version"], {}),
+    ],
+)
+def test_kernels_of_another_python_or_path_are_started(command, env):
+    process = forks.launch(command, env=env)
     assert not isinstance(process, forks.Fork)
     assert process.wait() == 0

@@ -1,7 +1,6 @@
 """Calls into the other world and processes apart: what travels and what comes back."""
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -13,6 +12,7 @@ import triton
 import triton.language as tl
 
 from kernels.lab import backend, description, process
+from tests import forks
 
 
 @triton.jit
@@ -54,7 +54,8 @@ def test_notebook_kernel_travels_by_its_source(tmp_path):
         "    return type(kernel).__name__, 'SCALE' in kernel.src, names\n"
         "print(process.call_in('compiler', look))\n"
     )
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    code = f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    run = forks.python(code, env=dict(os.environ), cwd=backend.ROOT)
     assert run.stdout.strip() == "('JITFunction', True, ['x_ptr', 'n', 'BLOCK'])", (
         run.stderr
     )
