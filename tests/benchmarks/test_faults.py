@@ -50,11 +50,7 @@ def test_a_false_device_assertion_is_silent_in_the_interpreter():
 
 
 def test_a_signal_shows_where_the_interpreter_hangs():
-    for seconds in (
-        "4",
-        "12",
-        "60",
-    ):  # Python takes two to start, or more
+    for seconds in ("4", "12", "60"):  # starting Python takes two, or more
         timeout = (*faults.TIMEOUT, seconds)
         lines = said("in_turn", timeout, TRITON_INTERPRET="1", PYTHONFAULTHANDLER="1")
         if "in in_turn_kernel" in lines:  # `timeout` signals twice: it may be cut off
