@@ -23,6 +23,8 @@ from triton.runtime.jit import JITFunction
 from kernels import cooperative, fastest, online, tiled, unaligned
 from kernels.lab import backend, direct, gpu, launch
 
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+
 # ---- sizes ---------------------------------------------------------------------------
 
 

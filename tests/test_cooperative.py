@@ -17,7 +17,7 @@ from kernels.lab import backend, cases, check, compile, gpu, meter, occupancy, p
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import CachedLaunch
-from tests.helpers import TOLERANCES, assert_right, expected, matrix, patched
+from tests.helpers import TOLERANCES, TRITON, assert_right, expected, matrix, patched
 
 INF, NAN = float("inf"), float("nan")
 TAG = 7
@@ -747,7 +747,8 @@ def test_rows_that_the_output_places_elsewhere_are_loaded_by_elements(n_rows, dt
     y = torch.empty(x.shape, dtype=dtype, device="meta")
     launch, is_16_bit = cooperative.launch_for(y, x), dtype.itemsize == 2
     kernel = compile.aot(launch)
-    assert kernel.spills <= (40 if is_16_bit else 0)
+    # Triton 3.9 spills up to 4 in float32, and 82 in 16 bits.
+    assert kernel.spills <= ((40, 88) if is_16_bit else (0, 8))[TRITON >= (3, 9)]
     assert launch.constants["EDGES"] == is_16_bit
     assert launch.constants["VECTOR"] == (4 if is_16_bit else 1)
     for access, accesses in (("ld", False), ("st", is_16_bit)):

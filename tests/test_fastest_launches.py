@@ -10,12 +10,12 @@ import triton
 import kernels
 from kernels import cooperative, fastest, online, tiled, unaligned
 from kernels.lab import backend, compile, direct, launch, operator
-from tests.helpers import STEMS, FakeKernel, assert_right, input_of, tensor
+from tests.helpers import STEMS, TRITON, FakeKernel, assert_right, input_of, tensor
 from tests.lab.test_direct import launches_for
 
 INF = float("inf")
 SINGLE, HALF = torch.float32, torch.bfloat16
-OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+OLDER_TRITON = TRITON < (3, 8)
 
 
 # ---- the rule ------------------------------------------------------------------------

@@ -12,10 +12,9 @@ from kernels import meta, program, strided
 from kernels.lab import backend, check, compile, meter, occupancy, process
 from kernels.lab.compile import Compiled
 from kernels.strided import softmax_kernel
-from tests.helpers import assert_right, matrix
+from tests.helpers import TRITON, assert_right, matrix
 
 F32 = compile.pointer(torch.float32)
-TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 def compiled(

@@ -13,10 +13,9 @@ from benchmarks import roundings
 from kernels import program
 from kernels.lab import backend, check, compile, meter, occupancy
 from kernels.lab.check import Fault
-from tests.helpers import assert_right, loaded, matrix
+from tests.helpers import TRITON, assert_right, loaded, matrix
 
 (PAGE,) = Path(__file__).resolve().parents[1].glob("notebooks/*_program.ipynb")
-TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 FLOAT, HALF = compile.pointer(torch.float32), compile.pointer(torch.float16)
 
 

@@ -11,10 +11,10 @@ import triton.language as tl
 from kernels import strided, tiled
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab.compile import Compiled
-from tests.helpers import assert_right, matrix, meta_matrix, patched
+from tests.helpers import TRITON, assert_right, matrix, meta_matrix, patched
 
 SINGLE, HALF = torch.float32, torch.bfloat16
-OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+OLDER_TRITON = TRITON < (3, 8)
 
 
 def like(x: torch.Tensor) -> torch.Tensor:
