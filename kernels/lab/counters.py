@@ -47,6 +47,8 @@ _UNITS = {  # of Nsight Compute, as bytes and µs; every other unit stays as it 
     **{"nsecond": 1e-3, "usecond": 1, "msecond": 1e3, "second": 1e6},
     **{"ns": 1e-3, "us": 1, "ms": 1e3, "s": 1e6},
 }
+NOT_READ = '"nan"'  # a counter that ncu lost, which happens on a busy GPU
+TRIES = 3
 WARM_UPS = 3  # calls before `launched` looks: by then all is compiled
 
 
@@ -103,7 +105,7 @@ def profile(
         TypeError: a new process cannot import the function.
         ValueError: replay is neither of the two.
         Unavailable: Nsight Compute is not on the PATH, or it may not, or cannot, read
-            the counters here.
+            the counters here, or loses one in each of TRIES runs.
         RuntimeError: the function failed.
     """
     module, name = function.__module__, function.__qualname__
@@ -127,16 +129,14 @@ def profile(
         *("--metrics", ",".join(metrics), sys.executable, "-c", script),
     ]
     paths = [str(backend.ROOT), os.environ.get("PYTHONPATH")]
-    with clock.alone():
-        done = subprocess.run(
-            command,
-            cwd=backend.ROOT,
-            env=os.environ
-            | {"LC_ALL": "C"}  # numbers with a decimal point
-            | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            capture_output=True,
-            text=True,
-        )
+    env = os.environ | {"LC_ALL": "C"}  # numbers with a decimal point
+    env |= {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    how: dict[str, Any] = {"cwd": backend.ROOT, "env": env}
+    for _ in range(TRIES):
+        with clock.alone():
+            done = subprocess.run(command, capture_output=True, text=True, **how)
+        if NOT_READ not in done.stdout:
+            break
     said = done.stdout + done.stderr
     errors = re.findall(r"==ERROR== (?!The application)(.*)", said)
     errors += re.findall(r"Failed to initialize the profiler.*", said)
@@ -144,6 +144,8 @@ def profile(
         raise Unavailable(f"ncu cannot profile here: {'; '.join(errors)}")
     if done.returncode:
         raise RuntimeError(f"{module}.{name} failed under ncu: {said[-2000:]}")
+    if NOT_READ in done.stdout:
+        raise Unavailable(f"ncu could not read a counter in {TRIES} tries: it is 'nan'")
     return parse(done.stdout, metrics)[1:]  # the first is of warm_up
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -170,6 +171,24 @@ def test_profile_reads_what_it_is_asked_for(ncu, monkeypatch):
     assert "--metrics dram__bytes_write.sum " in given
     with pytest.raises(ValueError, match="replay must be 'kernel' or 'application'"):
         counters.profile(something_to_profile, replay="twice")
+
+
+@pytest.mark.parametrize("lost", range(counters.TRIES + 1))
+def test_a_counter_that_ncu_loses_is_read_again(ncu, monkeypatch, lost):
+    right = table(line(0, ELEMENTWISE, 9, 9, 9), line(1, REDUCE, 5, 6, 3000))
+    texts = iter([right.replace('"5"', '"nan"')] * lost + [right])
+    monkeypatch.setattr(
+        counters.subprocess,
+        "run",
+        lambda command, **_: subprocess.CompletedProcess(command, 0, next(texts), ""),
+    )
+    ncu(right)  # is on the PATH
+    if lost < counters.TRIES:
+        (row,) = counters.profile(something_to_profile)
+        assert row["read_bytes"] == 5 and not [*texts]
+    else:
+        with pytest.raises(record.Unavailable, match="in 3 tries: it is 'nan'"):
+            counters.profile(something_to_profile)
 
 
 def test_profile_without_ncu(monkeypatch, tmp_path):
