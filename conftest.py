@@ -35,19 +35,21 @@ os.environ["COURSE_PROGRESS"] = (
 )
 
 # Only found once the root is on the path.
-from kernels.lab import backend  # noqa: E402
+from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
 from tests import forks  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Every chapter runs in 14 GB of the GPU's memory: notebooks are tested in 14 GB.
 
-    The backend is imported by now, so that only processes that this one starts are
-    limited. With xdist those are the workers, which run the unit tests: they set the
-    limit themselves, for the notebooks' processes.
+    And they measure briefly there, for the tests compare no times. Both are read when
+    the course is imported, which it is by now, so they hold for processes that this one
+    starts. With xdist those are the workers, which run the unit tests: they set both
+    themselves, for the notebooks' processes.
     """
     if not config.getoption("numprocesses", None):
         os.environ.setdefault("COURSE_GPU_GB", "14")
+        os.environ.setdefault("COURSE_MEASURE", "briefly")
     nbval.kernel.start_new_kernel = again_if_mute(nbval.kernel.start_new_kernel)
     if backend.INTERPRETED:  # a GPU's processes start from nothing, as a learner's do
         local_provisioner.launch_kernel = forks.launch

@@ -28,7 +28,9 @@ Two safeguards keep the input out of the L2 cache in `events` and `device`.
    and the copy, which ask for nothing, did not (`flush.csv`). `benchmarks/flush.py`
    makes both records.
 
-Several learners may share a GPU. `alone()` lets one process measure at a time.
+Several learners may share a GPU. `alone()` lets one process measure at a time. With
+COURSE_MEASURE=briefly in the environment, a time is of a fifth of the calls: enough to
+see that everything runs, as the test suite does, and too few for a record.
 
 Weighed: `triton.testing.do_bench` (it cannot rotate inputs, and its flush writes; its
 way of choosing the number of calls is kept), `torch.utils.benchmark` (flushes nothing,
@@ -66,6 +68,7 @@ SPINS_PER_US = 2000  # clock cycles: 1 µs on a GPU of 2 GHz, more on a slower G
 WAIT_CYCLES = 200_000  # about 0.1 ms: the time that a flush takes
 FLUSH_BYTES, FLUSHED_L2S = 2**28, 4  # the buffer: 256 MiB, and at least 4 times L2
 MAX_COPIES, ROTATED_L2S, MEMORY_SHARE = 64, 2, 4  # a quarter of the free memory
+BRIEFLY = os.environ.get("COURSE_MEASURE") == "briefly"
 PATIENCE_S = 3.0  # a process that waits longer for its turn says so
 
 
@@ -79,12 +82,13 @@ def can_measure() -> bool:
         ValueError: COURSE_MEASURE has another value.
     """
     wanted = os.environ.get("COURSE_MEASURE", "")
-    if wanted not in ("", "recorded"):
+    if wanted not in ("", "recorded", "briefly"):
         raise ValueError(
-            "COURSE_MEASURE must be 'recorded', which shows recorded times, or unset, "
-            f"which measures where there is a GPU; got {wanted!r}"
+            "COURSE_MEASURE must be 'recorded', which shows recorded times, 'briefly', "
+            "which measures a fifth of the calls, or unset, which measures where there "
+            f"is a GPU; got {wanted!r}"
         )
-    return not wanted and not backend.INTERPRETED
+    return wanted != "recorded" and not backend.INTERPRETED
 
 
 def require_gpu() -> None:
@@ -282,7 +286,7 @@ def device_times(
         host_us = _batch_us(function, copies[0], DEVICE_CALLS // 10)
         torch.cuda.synchronize()
         whole_us = 1e6 * (time.perf_counter() - start) / (DEVICE_CALLS // 10)
-        calls = DEVICE_CALLS if whole_us < LONG_US else LONG_DEVICE_CALLS
+        calls = some(DEVICE_CALLS if whole_us < LONG_US else LONG_DEVICE_CALLS)
         cycles = int(min(HOLD * host_us, LONGEST_HOLD_US) * SPINS_PER_US)
 
         def prepare() -> None:
@@ -305,7 +309,7 @@ def host_us(function: Callable, *args: Any) -> Times:
     _batch_us(function, args, HOST_CALLS)  # compiles, while others may still measure
     with alone():
         times = []
-        for _ in range(HOST_BATCHES):
+        for _ in range(some(HOST_BATCHES)):
             torch.cuda.synchronize()
             times.append(_batch_us(function, args, HOST_CALLS))
         torch.cuda.synchronize()
@@ -351,10 +355,15 @@ def call_us(function: Callable, *args: Any, wait: bool = True) -> float:
     return 1e6 * (time.perf_counter() - start)
 
 
+def some(calls: int, least: int = MIN_CALLS) -> int:
+    """So many calls, or BRIEFLY a fifth of them, but no fewer than `least` then."""
+    return max(min(calls, least), calls // 5) if BRIEFLY else calls
+
+
 def _between_events(
     function: Callable, args: Sequence[Any], prepare: Callable, rotate: bool
 ) -> Times:
-    """Percentiles over as many calls as fill REPEAT_MS, after WARMUP_MS of others."""
+    """Percentiles over `some` calls that fill REPEAT_MS, after WARMUP_MS of others."""
     require_gpu()
     function(*args)  # compiles, while others may still measure
     with alone():
@@ -369,8 +378,8 @@ def _between_events(
         end.record()
         torch.cuda.synchronize()
         each_ms = max(start.elapsed_time(end) / MIN_CALLS, 1e-3)
-        _timed(function, copies, prepare, math.ceil(WARMUP_MS / each_ms))
-        calls = max(MIN_CALLS, int(REPEAT_MS / each_ms))
+        _timed(function, copies, prepare, some(math.ceil(WARMUP_MS / each_ms), 1))
+        calls = some(max(MIN_CALLS, int(REPEAT_MS / each_ms)))
         return _percentiles(_timed(function, copies, prepare, calls))
 
 
@@ -399,7 +408,7 @@ def _by_host_clock(function: Callable, args: Sequence[Any], wait: bool) -> Times
     require_gpu()
     with alone():
         times = []
-        for _ in range(WALL_CALLS):
+        for _ in range(some(WALL_CALLS)):
             flush_by_reading()
             torch.cuda.synchronize()
             times.append(call_us(function, *args, wait=wait))

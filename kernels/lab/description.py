@@ -74,7 +74,9 @@ def describe(*needs: str) -> str:
             f"{_recorded()}, because COURSE_MEASURE=recorded is set ({versions})."
         )
     else:
-        sentence = f"Kernels are compiled, run and timed on the {name} ({versions})."
+        how = os.environ.get("COURSE_MEASURE", "")  # empty, or "briefly"
+        timed = f"timed {how}".strip()
+        sentence = f"Kernels are compiled, run and {timed} on the {name} ({versions})."
     major, minor = torch.cuda.get_device_capability()
     lacking = [_NEEDS[need] for need in needs if (major, minor) < (8, 0)]
     return " ".join(

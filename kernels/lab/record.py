@@ -433,7 +433,13 @@ def commit() -> str:
 
 
 def _recording() -> bool:
-    return os.environ.get("COURSE_RECORD") == "1"
+    wanted = os.environ.get("COURSE_RECORD") == "1"
+    if wanted and clocks.BRIEFLY:
+        raise ValueError(
+            "COURSE_MEASURE must be unset where COURSE_RECORD=1 is set, got 'briefly': "
+            "a record is of whole measurements"
+        )
+    return wanted
 
 
 def _slug(name: str) -> str:

@@ -277,9 +277,24 @@ def test_a_gpu_may_show_recorded_times(cuda, monkeypatch):
     for timer in clock.CLOCKS.values():
         with pytest.raises(RuntimeError, match="COURSE_MEASURE=recorded is set; unset"):
             timer(torch.clone, torch.ones(2, 2))
+    monkeypatch.setenv("COURSE_MEASURE", "briefly")
+    assert clock.can_measure()
     monkeypatch.setenv("COURSE_MEASURE", "always")
     with pytest.raises(ValueError, match=r"must be 'recorded'.* got 'always'"):
         clock.can_measure()
+
+
+@pytest.mark.parametrize("name", clock.CLOCKS)
+def test_a_brief_time_is_of_a_fifth_of_the_calls(cuda, monkeypatch, name):
+    n_calls = []
+    for briefly in (False, True):
+        monkeypatch.setattr(clock, "BRIEFLY", briefly)
+        call, calls = cuda.call(), []
+        clock.CLOCKS[name](lambda *args, c=call, n=calls: (n.append(1), c(*args)), X)
+        n_calls.append(len(calls))
+    all_of_them, few = n_calls
+    assert all_of_them / 5 <= few < all_of_them / 3
+    assert clock.some(3) == 3 and clock.some(4, 1) == 1
 
 
 @pytest.mark.parametrize("name", clock.CLOCKS)

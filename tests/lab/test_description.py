@@ -43,6 +43,13 @@ def test_recorded_times_and_a_limit_are_said(t4, monkeypatch):
     )
 
 
+def test_brief_times_are_said(t4, monkeypatch):
+    whole = backend.describe()
+    monkeypatch.setenv("COURSE_MEASURE", "briefly")
+    assert "run and timed on" in whole
+    assert backend.describe() == whole.replace("timed on", "timed briefly on")
+
+
 @pytest.mark.parametrize(
     ("need", "words"),
     [

@@ -160,6 +160,14 @@ def test_what_is_recorded_is_read_back_without_a_gpu(world, folder, timer, monke
     assert read.attrs["source"].startswith(label)
 
 
+def test_brief_times_are_not_recorded(world, folder, monkeypatch):
+    world(has_gpu=True, recording=True)
+    monkeypatch.setattr(clock, "BRIEFLY", True)
+    with pytest.raises(ValueError, match=r"COURSE_MEASURE must be unset.*'briefly'"):
+        record.observe("occupancy", lambda: iter([{"us": 1.0}]))
+    assert not [*folder.glob("*.csv")]
+
+
 def test_a_sweep_has_the_record_of_the_same_rows_beside_it(world, folder, timer):
     """For a figure to draw behind what is measured; a GPU that records draws none."""
     world(has_gpu=True, recording=True)
