@@ -36,6 +36,20 @@ def fewer(interpreted: Any, on_gpu: Any) -> Any:
     return interpreted if backend.INTERPRETED else on_gpu
 
 
+GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def dtypes_for(name: str) -> tuple[torch.dtype, ...]:
+    """The dtypes to compile for one of GPUS: where there is no GPU, some have only one.
+
+    The T4 has both because it lacks bfloat16 arithmetic, and the H100 because the
+    course measures on its kind. The others take turns.
+    """
+    one = DTYPES[GPUS.index(name) % 2]
+    return DTYPES if name in ("T4", "H100") else fewer((one,), DTYPES)
+
+
 # ---- inputs --------------------------------------------------------------------------
 
 

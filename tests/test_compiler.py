@@ -12,9 +12,8 @@ import triton.language as tl
 
 from kernels import compiler, program
 from kernels.lab import check, compile, gpu, meter, occupancy, stages
-from tests.helpers import assert_right, matrix
+from tests.helpers import GPUS, assert_right, dtypes_for, matrix
 
-GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 SINGLE, HALF = torch.float32, torch.bfloat16
 
 
@@ -165,7 +164,7 @@ def test_a_launch_runs_what_is_compiled_ahead_of_time():
 @pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name):
     launches = []
-    for dtype in (SINGLE, HALF):
+    for dtype in dtypes_for(name):
         for n_cols in (1000, 1024, 4096):
             x = rows(n_cols, dtype)
             launches.append(compiler.softmax_launch_for(x, x))

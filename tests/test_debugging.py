@@ -10,10 +10,9 @@ import triton.language as tl
 
 from kernels import debugging, program
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
-from tests.helpers import assert_right, fewer, matrix
+from tests.helpers import GPUS, assert_right, dtypes_for, fewer, matrix
 
 HALF = torch.bfloat16
-EVERY_GPU = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 PLAIN_CASE = {"dtypes": [torch.float32], "layouts": ["contiguous"], "max_cols": 65}
 # Far more than a call takes, far less than a hang.
 LIMIT_S = fewer(1, 20)
@@ -204,10 +203,10 @@ def launches(dtype: torch.dtype):
     yield debugging.in_turn_kernel, (x, x, word, 1000), block
 
 
-@pytest.mark.parametrize("name", EVERY_GPU)
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name):
     on = gpu.named(name)
-    for dtype in (torch.float32, HALF):
+    for dtype in dtypes_for(name):
         for compiled in compile.aot_all(list(launches(dtype)), gpu=on):
             assert occupancy.of(compiled).blocks_per_sm >= 1, str(compiled)
 

@@ -29,13 +29,11 @@ from kernels import (
 )
 from kernels.lab import compile, gpu, occupancy
 from kernels.lab.launch import Launch
-from tests.helpers import meta_matrix
+from tests.helpers import DTYPES, GPUS, dtypes_for, meta_matrix
 
 THEMSELVES = ("debugging", "profiling", "compiler", "layouts", "cuda", "matmul")
 
-GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
-DTYPES = (torch.float32, torch.bfloat16)
 
 
 # ---- each chapter's launches, one for each variant of its kernel ---------------------
@@ -140,8 +138,8 @@ CHAPTERS = {
 }
 
 
-def launches_of(chapter):
-    return [launch for dtype in DTYPES for launch in CHAPTERS[chapter](dtype)]
+def launches_of(chapter, dtypes=DTYPES):
+    return [launch for dtype in dtypes for launch in CHAPTERS[chapter](dtype)]
 
 
 def kernel_of(launch):
@@ -196,4 +194,4 @@ def test_the_other_chapters_compile_their_own_for_every_gpu(stem):
 @pytest.mark.parametrize("chapter", CHAPTERS)
 @pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name, chapter):
-    compile_and_fit(launches_of(chapter), name)
+    compile_and_fit(launches_of(chapter, dtypes_for(name)), name)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels import matmul
 from kernels.lab import backend, compile, descriptors, gpu, models, occupancy, products
-from tests.helpers import matrix, meta_matrix, patched
+from tests.helpers import GPUS, matrix, meta_matrix, patched
 
 HALF = torch.bfloat16
 REFERENCES = {
@@ -18,7 +18,6 @@ REFERENCES = {
     "leaky_relu": torch.nn.functional.leaky_relu,
     "softmax": lambda product: product.softmax(1),
 }
-GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 
 
 def checked(activation=None, **options):

@@ -7,10 +7,9 @@ import triton.language as tl
 
 from kernels import meta, profiling, program
 from kernels.lab import check, clock, compile, gpu, meter, occupancy
-from tests.helpers import assert_right, matrix
+from tests.helpers import GPUS, assert_right, matrix
 
 FLOAT = compile.pointer(torch.float32)
-GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 
 
 def slow(n_cols: int, num_warps: int, dtype: torch.dtype = torch.float32):

@@ -32,8 +32,8 @@ from benchmarks import (
 )
 from kernels import meta, online, program, strided, unaligned
 from kernels.lab import compile, gpu
-from tests.helpers import loaded, meta_matrix
-from tests.test_every_gpu import DTYPES, GPUS, compile_and_fit, kernel_of, kernels_in
+from tests.helpers import DTYPES, GPUS, loaded, meta_matrix
+from tests.test_every_gpu import compile_and_fit, kernel_of, kernels_in
 
 F32, BF16 = map(compile.pointer, (torch.float32, torch.bfloat16))
 I32, I64 = map(compile.pointer, (torch.int32, torch.int64))
