@@ -71,12 +71,6 @@ def again_if_mute(start: Callable[..., Any]) -> Callable[..., Any]:
     return start_twice
 
 
-@pytest.hookimpl(optionalhook=True, wrapper=True)
-def pytest_xdist_auto_num_workers() -> Iterator[None]:
-    """One more than the cores: many a test waits for a process that it has started."""
-    return (yield) + 1
-
-
 def pytest_report_header() -> str:
     return backend.describe()
 
