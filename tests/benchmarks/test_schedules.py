@@ -10,7 +10,7 @@ from benchmarks import schedules
 from kernels import persistent
 from kernels.lab import backend, clock, compile, gpu, meter, occupancy
 from kernels.lab.launch import Pointer, pointer_to
-from tests.helpers import assert_right, matrix
+from tests.helpers import TRITON, assert_right, matrix
 
 F32, I32 = compile.pointer(torch.float32), compile.pointer(torch.int32)
 POINTERS = I32, F32, F32
@@ -160,7 +160,9 @@ def test_another_kernel_fits_in_another_number():
     )
     found = schedules.fits(1024)
     assert found["queue_kernel"] == occupancy.of(made).blocks_per_sm
-    assert found["queue_kernel"] < found["persistent.softmax_kernel"] <= 32
+    if TRITON < (3, 9):  # which gives both the same number of registers
+        assert found["queue_kernel"] < found["persistent.softmax_kernel"]
+    assert found["persistent.softmax_kernel"] <= 32
 
 
 def test_draws_alone_draw_as_often_and_leave_the_counter_ready():

