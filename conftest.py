@@ -6,7 +6,9 @@ Notebook kernels are processes of their own: they find the course through PYTHON
 Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a GPU.
 """
 
+import contextlib
 import functools
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -79,6 +81,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and backend.INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+        if item.path.match("solutions/12_cuda.ipynb") and not _has("cuda.core"):
+            item.add_marker(pytest.mark.skip(reason="compiles CUDA C++: cuda-core"))
+
+
+def _has(module: str) -> bool:
+    """Whether a module is installed."""
+    with contextlib.suppress(ModuleNotFoundError):  # of a parent
+        return importlib.util.find_spec(module) is not None
+    return False
 
 
 @pytest.fixture(autouse=True)
