@@ -9,6 +9,7 @@ from benchmarks import cuda_faults
 from kernels import cuda
 from kernels.lab import backend, models
 from kernels.lab.record import Unavailable
+from tests.helpers import TRITON
 
 RACE = """
 ========= COMPUTE-SANITIZER
@@ -209,6 +210,7 @@ def test_our_block_has_more_shuffles_and_fewer_barriers_than_tritons():
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.skipif(TRITON >= (3, 9), reason="says what Triton 3.6 and 3.7 do")
 def test_triton_keeps_maxima_and_sums_at_the_same_place():
     """So its warps wait once more, between both."""
     ptx = cuda_faults.ptx_of("block", 4)["Triton"]
