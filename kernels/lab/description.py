@@ -74,8 +74,8 @@ def describe(*needs: str) -> str:
             f"{_recorded()}, because COURSE_MEASURE=recorded is set ({versions})."
         )
     else:
-        how = os.environ.get("COURSE_MEASURE", "")  # empty, or "briefly"
-        timed = f"timed {how}".strip()
+        is_brief = os.environ.get("COURSE_MEASURE") == "briefly"
+        timed = "timed briefly" if is_brief else "timed"
         sentence = f"Kernels are compiled, run and {timed} on the {name} ({versions})."
     major, minor = torch.cuda.get_device_capability()
     lacking = [_NEEDS[need] for need in needs if (major, minor) < (8, 0)]

@@ -96,8 +96,8 @@ LAUNCHERS = [FlatLauncher, NestedLauncher, installed_launcher]
 @pytest.mark.parametrize("make", LAUNCHERS)
 @pytest.mark.parametrize("n", [2, 4])
 def test_what_is_passed_is_what_triton_passes(make, n, monkeypatch):
-    # Triton 3.9's launcher asks for the driver first, which is nowhere without a GPU.
-    monkeypatch.setattr(triton.runtime.driver, "_active", object())
+    if backend.INTERPRETED:  # Triton 3.9's launcher asks for a driver, and there is none
+        monkeypatch.setattr(triton.runtime.driver, "_active", object())
     compiled = Compiled(make())
     launch_it = direct.bind(compiled, GRID, n, REST)
     assert compiled.passed == []  # nothing is launched to find out
