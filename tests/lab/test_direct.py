@@ -96,7 +96,7 @@ LAUNCHERS = [FlatLauncher, NestedLauncher, installed_launcher]
 @pytest.mark.parametrize("make", LAUNCHERS)
 @pytest.mark.parametrize("n", [2, 4])
 def test_what_is_passed_is_what_triton_passes(make, n, monkeypatch):
-    if backend.INTERPRETED:  # Triton 3.9's launcher asks for a driver, and there is none
+    if backend.INTERPRETED:  # Triton 3.9 asks for a driver, and there is none
         monkeypatch.setattr(triton.runtime.driver, "_active", object())
     compiled = Compiled(make())
     launch_it = direct.bind(compiled, GRID, n, REST)
