@@ -299,8 +299,9 @@ def turns_kernel(
     input_ptr = tl.multiple_of(input_ptr - output_shift, 16)
     output_ptr = tl.multiple_of(output_ptr - output_shift, 16)
     first_row = tl.program_id(0) * ROWS
+    source = input_ptr, 0, -float("inf")
     edges, edge_places, at_edge = load_edges(
-        (input_ptr, 0), first_row, matrix, ROWS, THREADS, VECTOR
+        source, first_row, matrix, ROWS, THREADS, VECTOR
     )
     x, places, inside = load_turns(
         input_ptr, first_row, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR

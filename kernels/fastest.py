@@ -59,23 +59,13 @@ def choose(
     apart = vector == 1 and not same_shift and element_size == 2
     longest = APART_ROW if apart else SHARED_ROW if few else LONGEST_TILE
     if row_bytes <= longest:
-        fits = is_wide(vector, n_rows, n_cols, element_size, same_shift)
-        return "tiled" if fits else "unaligned"
+        wide = vector * element_size == 16
+        if vector > 1 and n_rows > n_sms():  # fewer bytes, but for most short rows
+            is_short = same_shift and row_bytes < tiled.SHORT_BYTES
+            wide = wide or vector == n_cols or not is_short
+        return "tiled" if wide else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
-
-
-def is_wide(vector: int, n_rows: int, n_cols: int, size: int, same_shift: bool) -> bool:
-    """Whether accesses of `vector` elements are wide: 16 bytes, or fewer for many rows.
-
-    Shorter than `tiled.SHORT_BYTES`, 16-bit rows that start alike in both tensors need
-    16 bytes: `unaligned` is faster than 8, and than 4 from 41 columns on.
-    """
-    if vector * size == 16:
-        return True
-    is_short = same_shift and size == 2 and 2 * n_cols < tiled.SHORT_BYTES
-    refused = is_short and (vector == 4 or n_cols > 40)
-    return vector > 1 and n_rows > n_sms() and not refused
 
 
 def softmax(

@@ -2,8 +2,9 @@
 
 Builds on: `tiled`, `unaligned` and `cooperative`; one kernel does here what theirs do.
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
-    for each row, the sum of their products. In the block of a tile's edges, a column is
-    a row of the tile, or the compiler would copy the block into every thread.
+    for each row, the sum of their products. In the block of a row's edges, a column is
+    a row of the tile, or the compiler would copy the block into every thread. Short
+    rows with edges have a kernel of their own, whose blocks are those of `unaligned`.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
     row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
@@ -20,14 +21,13 @@ from kernels import cooperative
 from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
 from kernels.lab import launch
 from kernels.lab.backward import Backward
-from kernels.lab.launch import Launch, Pointer, constants_of, pointer_to
+from kernels.lab.launch import SIZES, Launch, Pointer, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, widen
-from kernels.unaligned import edge_columns, split_row
+from kernels.unaligned import edge_columns, load_block, load_edges, own_sum, split_row
 
 # Bytes of y. A program holds as many of the gradient.
 TILE_BYTES = 2048  # shorter rows share a tile
-EDGES_TILE_BYTES = 960  # the least of a tile whose rows have edges, without padding
-WIDE_BYTES = 128  # the shortest 16-bit row with edges that is moved 16 bytes at once
+EDGES_TILE_VALUES = 240  # the least of a tile whose rows have edges; 16-bit: 4 times
 BYTES_PER_WARP = 2048  # with the gradient's, 128 bytes in each thread
 LONGEST_TILE = 32768  # the longest row that a program takes by itself
 LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
@@ -36,6 +36,10 @@ LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
 FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
 PARTS = 16384, 4, 96
 LONG_PARTS = 32768, 4, 168  # of float32
+
+# Rows with edges of so many elements at most are short, by the bytes of an element.
+# Before it: the longest that 2 threads take, and the longest that 4 take.
+SHORT_ROWS = {2: (17, 33, 127), 4: (6, 18, 31)}
 
 
 @triton.jit
@@ -67,6 +71,64 @@ def combine(g, y, row_dot):
     Between `dot` and `combine`, 16-bit values stay 16-bit.
     """
     return widen(y) * (widen(g) - row_dot)
+
+
+@triton.jit
+def load_short(both, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
+    """Both tensors' block of `load_block`, or edges if COLS is 0, and their sums."""
+    gradient_ptr, y_ptr = both
+    source, row = (gradient_ptr, 0, 0.0), tl.program_id(0) * ROWS
+    if COLS:
+        block = load_block(source, row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR)
+    else:
+        block = load_edges(source, row, matrix, ROWS, THREADS, VECTOR)
+    g, at, inside = block
+    y = tl.reshape(tl.load(y_ptr + at, inside, 0.0), g.shape)  # a hint is instructions
+    return (g, y, at, inside), own_sum(widen(g) * widen(y))
+
+
+@triton.jit
+def store_short(output_ptr, block, row_dot):
+    """Stores the gradient of what `load_short` loaded."""
+    g, y, at, inside = block
+    x = tl.reshape(combine(g, y, row_dot), inside.shape)
+    tl.store(output_ptr + at, x, mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def short_kernel(
+    output_ptr,
+    gradient_ptr,
+    y_ptr,
+    n_rows,
+    n_cols,
+    ROWS: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
+    REST_COLS: tl.constexpr,
+    VECTOR: tl.constexpr,
+    THREADS: tl.constexpr,
+    EDGES: tl.constexpr,
+):
+    """One program computes one tile of short rows. A thread has values of one row.
+
+    Args: as for `gradient_kernel`; REST_COLS and THREADS as for `kernels.unaligned`.
+    """
+    both, matrix = (gradient_ptr, y_ptr), (n_rows, n_cols, n_cols, 0)
+    block, row_dot = load_short(both, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR)
+    if REST_COLS:
+        rest, rest_dot = load_short(
+            both, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+        )
+        row_dot += rest_dot
+    if EDGES:
+        edges, edge_dot = load_short(both, matrix, 0, 0, ROWS, THREADS, VECTOR)
+        row_dot += edge_dot
+    row_dot = tl.sum(row_dot, axis=2, keep_dims=True)  # over the row's threads
+    if EDGES:
+        store_short(output_ptr, edges, row_dot)
+    store_short(output_ptr, block, row_dot)
+    if REST_COLS:
+        store_short(output_ptr, rest, row_dot)
 
 
 @triton.jit
@@ -192,7 +254,41 @@ class Config:
     step: int = 0
 
 
-def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
+@dataclass(frozen=True)
+class ShortConfig:
+    """The constants and launch options of `short_kernel`."""
+
+    rows: int
+    block_cols: int
+    rest_cols: int
+    vector: int
+    threads: int
+    edges: bool
+    num_warps: int = 4
+
+
+def choose_short(n_cols: int, element_size: int) -> ShortConfig:
+    """Chooses for short rows of n_cols values.
+
+    Even rows of 16 bits have no edges with accesses of 2 elements, and need fewer
+    threads. A second block saves a turn where the first would be half empty.
+    """
+    is_even = n_cols % 2 == 0
+    by_2_elements = 64 if is_even and element_size == 2 else 26
+    vector = 1 if n_cols < 8 else 2 if n_cols <= by_2_elements else 4
+    edges = n_cols % vector > 0
+    by_2_threads, by_4_threads, _ = SHORT_ROWS[element_size]
+    length = n_cols + (0 if is_even or element_size == 4 else 8)
+    threads = 1 if n_cols <= 3 else 2 if length <= by_2_threads else 8
+    threads = 4 if by_2_threads < length <= by_4_threads else threads
+    body = max(n_cols // vector, threads) * vector
+    block_cols, rest_cols = launch.power_of_2(body), 0
+    if not edges and body <= block_cols * 3 // 4 and block_cols >= 4 * threads * vector:
+        block_cols, rest_cols = block_cols // 2, block_cols // 4
+    return ShortConfig(128 // threads, block_cols, rest_cols, vector, threads, edges)
+
+
+def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | ShortConfig:
     """Chooses for n_rows rows of n_cols values of element_size bytes, on this GPU.
 
     A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take
@@ -202,21 +298,24 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
     more is one more to wait for, so long rows of float32 have larger parts.
     """
     vector, n_bytes = 16 // element_size, n_cols * element_size
-    wide = element_size == 2 and n_bytes >= WIDE_BYTES
-    if n_cols % vector and n_bytes < SHORT_BYTES and not (wide and n_cols % 4):
+    if n_cols % vector and n_cols % 4 == 0 and n_bytes < SHORT_BYTES:
         vector = 4
+    vector = n_cols if n_cols <= 2 else vector
     edges = n_cols % vector > 0
+    if edges and n_cols <= SHORT_ROWS[element_size][-1]:
+        return choose_short(n_cols, element_size)
     row_bytes = max(n_cols // vector, 1) * vector * element_size
     if row_bytes <= LONGEST_TILE:
         block_bytes = launch.power_of_2(row_bytes)
         rows = max(1, TILE_BYTES // block_bytes)
         if edges:
-            least = EDGES_TILE_BYTES * (2 if wide else 1)
-            rows = launch.power_of_2(launch.ceil_div(least, n_bytes))
+            least = EDGES_TILE_VALUES * (4 if element_size == 2 else 1)
+            rows = launch.power_of_2(launch.ceil_div(least, n_cols))
         warps = rows * block_bytes // BYTES_PER_WARP
         if edges and rows > 1:  # a warp for each KiB, edges among them, rounded down
             tile_bytes = rows * (block_bytes + 2 * vector * element_size)
-            warps = 2 if wide else launch.power_of_2(tile_bytes // 1024 + 1) // 2
+            warps = launch.power_of_2(tile_bytes // 1024 + 1) // 2
+            warps = 2 if element_size == 2 else warps
         elif edges or element_size == 2:  # 16 take longer
             warps = min(warps, 8)
         block_cols, warps = block_bytes // element_size, max(1, warps)
@@ -235,27 +334,33 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config:
 
 
 def launch_for(
-    output: Tensor, gradient: Tensor, y: Tensor, config: Config | None = None
+    output: Tensor,
+    gradient: Tensor,
+    y: Tensor,
+    config: Config | ShortConfig | None = None,
 ) -> Launch:
     """The launch that writes the gradient for x to output.
 
     Args:
         output, gradient, y: contiguous matrices of one shape, not empty, that start at
             multiples of 16 bytes; the last two of one dtype, not float64. Not checked.
-        config: for the kernel, not checked; None lets `choose_config` choose.
+        config: of either kernel, not checked; None lets `choose_config` choose.
     """
     n_rows, n_cols = y.shape
     if config is None:
         config = choose_config(n_rows, n_cols, y.element_size())
-    n_parts = count_parts(n_cols, config.block_cols, config.vector)
-    shared = n_parts > 1
+    kernel, n_parts, scalars = short_kernel, 1, (n_rows, n_cols)
+    if isinstance(config, Config):
+        n_parts = count_parts(n_cols, config.block_cols, config.vector)
+        kernel, scalars = gradient_kernel, (n_rows, n_cols, n_parts)
+        scalars = scalars if n_parts > 1 else (0, 0, *scalars)  # no words, no tag
     return Launch(
-        kernel=gradient_kernel,
+        kernel=kernel,
         grid=(launch.ceil_div(n_rows, config.rows) * n_parts,),
-        scalars=(*(() if shared else (0, 0)), n_rows, n_cols, n_parts),
+        scalars=scalars,
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),
-        n_words=n_rows * n_parts if shared else 0,
+        n_words=n_rows * n_parts if n_parts > 1 else 0,
     )
 
 
@@ -272,8 +377,10 @@ def steps_for(
     """
     config = choose_config(*y.shape, y.element_size())
     whole = launch_for(output, gradient, y, config)
-    n_parts, options = whole.scalars[-1], (config.num_warps, config.maxnreg)
-    if n_parts == 1 or n_parts <= launch.programs_at_once(*options):
+    if whole.n_words == 0:
+        return None
+    options = config.num_warps, config.maxnreg
+    if whole.scalars[-1] <= launch.programs_at_once(*options):
         return None
     return tuple(
         replace(

@@ -19,9 +19,12 @@ import triton.language as tl
 from kernels import tiled
 from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
-from kernels.tiled import SHORT_BYTES, exp_shifted, load_or_neg_inf, widen
+from kernels.tiled import SHORT_BYTES, exp_shifted, widen
 
 MAX_COLS, MAX_ROWS = tiled.MAX_COLS, tiled.MAX_ROWS
+# Of short rows, by the bytes of an element: the longest with accesses of 2 elements,
+# the longest that 2 threads take, and the longest that 4 take.
+SHORT_ROWS = {2: (46, 22, 62), 4: (26, 13, 32)}
 
 
 @triton.jit
@@ -61,9 +64,10 @@ def load_block(source, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
 
     Each thread makes an access in each turn. Also returns the values' places in the
     output, and which exist, as a line of adjacent columns for each turn and row. The
-    input's rows are `gap` elements farther from each other than the output's.
+    input's rows are `gap` elements farther from each other than the output's. Values
+    that do not exist are `other`.
     """
-    ptr, gap = source
+    ptr, gap, other = source
     SPAN: tl.constexpr = THREADS * VECTOR
     line = tl.arange(0, COLS // SPAN * ROWS)[:, None]
     rows = first_row + line % ROWS
@@ -72,21 +76,23 @@ def load_block(source, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     # VECTOR divides where a body starts (this tells the compiler) and its length.
     places = (start + head) // VECTOR * VECTOR + cols
     inside = cols // VECTOR * VECTOR < body
-    x = load_or_neg_inf(ptr + rows.to(tl.int64) * gap + places, inside)
+    ptrs = ptr + rows.to(tl.int64) * gap + places
+    x = tl.load(ptrs, inside, other, eviction_policy="evict_last")
     return tl.reshape(x, (COLS // SPAN, ROWS, THREADS, VECTOR)), places, inside
 
 
 @triton.jit
 def load_edges(source, first_row, matrix, ROWS, THREADS, VECTOR):
     """As `load_block`, for heads and tails: an access moves one element."""
-    ptr, gap = source
+    ptr, gap, other = source
     TURNS: tl.constexpr = (2 * VECTOR + THREADS - 1) // THREADS
     line = tl.arange(0, TURNS * ROWS)[:, None]
     rows = first_row + line % ROWS
     start, head, body, n_cols = find_rows(rows, matrix, VECTOR)
     edge = line // ROWS * THREADS + tl.arange(0, THREADS)[None, :]
     cols, inside = edge_columns(edge, head, body, n_cols, VECTOR)
-    x = load_or_neg_inf(ptr + rows.to(tl.int64) * gap + start + cols, inside)
+    ptrs = ptr + rows.to(tl.int64) * gap + start + cols
+    x = tl.load(ptrs, inside, other, eviction_policy="evict_last")
     return tl.reshape(x, (TURNS, ROWS, THREADS, 1)), start + cols, inside
 
 
@@ -134,9 +140,10 @@ def softmax_kernel(
     matrix = n_rows, n_cols, output_row_stride, output_shift
     # From an aligned address on, so that the compiler can tell where bodies start.
     output_ptr = tl.multiple_of(output_ptr - output_shift, 16)
-    source = input_ptr - output_shift, input_row_stride - output_row_stride
+    gap = input_row_stride - output_row_stride
+    source = input_ptr - output_shift, gap, -float("inf")
     if SAME:
-        source = tl.multiple_of(input_ptr - output_shift, 16), 0
+        source = tl.multiple_of(input_ptr - output_shift, 16), 0, -float("inf")
     first_row = tl.program_id(0) * ROWS
     edges, edge_places, at_edge = load_edges(
         source, first_row, matrix, ROWS, THREADS, VECTOR
@@ -191,27 +198,32 @@ def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
 
 
 @functools.lru_cache(maxsize=4096)
-def choose_config(n_cols: int, element_size: int, same_shift: bool = True) -> Config:
+def choose_config(
+    n_cols: int, element_size: int, same_shift: bool = True, aligned: bool = False
+) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    In a tile of short rows each thread has values of one row, and warps are two, or
-    four where threads hold few bytes. A tile of longer rows has about TILE_BYTES (twice
-    that at 16 bits) or one row. Loads by element are faster where accesses have 4.
+    Short rows share a tile; each thread has values of one row. `aligned` says whether
+    two elements or more divide every row's start: such rows need fewer threads. A tile
+    of longer rows has about TILE_BYTES (twice that at 16 bits) or one row. Loads by
+    element are faster where accesses have 4.
     """
-    is_short, vector = n_cols * element_size < SHORT_BYTES, 16 // element_size
-    threads = 2 * vector  # of a row that shares a tile
-    if not same_shift:
-        vector = 4
+    is_short, widest = n_cols * element_size < SHORT_BYTES, 16 // element_size
+    vector, threads = widest if same_shift else 4, 2 * widest  # of a row in a tile
     if is_short:
-        vector = 2 if element_size == 2 and n_cols <= 40 else 4
+        by_2_elements, *by_threads = SHORT_ROWS[element_size]
+        edges = 0 if aligned or element_size == 4 else 8  # as if a row were longer
+        vector = 2 if n_cols + edges // 2 <= by_2_elements else 4
+        threads = 2 ** (1 + sum(n_cols + edges > longest for longest in by_threads))
+        threads = 1 if n_cols <= 6 else threads
+        num_warps = 4 if n_cols * element_size < 256 else 2
+        rows = 32 * num_warps // threads
     body = max(n_cols // vector * vector, 2 * vector)
     block_cols, rest_cols = tiled.split_block(body, vector)
+    if is_short and aligned and vector == 2 and body <= block_cols * 3 // 4:
+        block_cols, rest_cols = block_cols // 2, block_cols // 4
     row_bytes = (block_cols + rest_cols) * element_size
-    if is_short:
-        threads = 2 if n_cols + vector < 20 else 4 if n_cols + vector < 58 else 8
-        num_warps = 2 if n_cols * element_size >= 20 * threads else 4
-        rows = 32 * num_warps // threads
-    else:
+    if not is_short:
         rows = max(1, 2 ** int(math.log2(tiled.TILE_BYTES / row_bytes)))
         warps = math.log2(row_bytes / tiled.BYTES_PER_WARP)  # fewer from 16 KiB on
         warps = int(warps) if warps < 2 else math.ceil(warps - same_shift)
@@ -234,10 +246,10 @@ def launch_for(
 
     Args: as for `kernels.tiled.launch_for`.
     """
-    same_shift, element_size = alignment(output, x)[1], x.element_size()
+    (vector, same_shift), element_size = alignment(output, x), x.element_size()
     if not same_shift and element_size == 4:
         return tiled.launch_for(output, x, config)
-    config = config or choose_config(x.shape[1], element_size, same_shift)
+    config = config or choose_config(x.shape[1], element_size, same_shift, vector > 1)
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(len(x), config.rows),),

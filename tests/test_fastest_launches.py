@@ -89,7 +89,7 @@ def test_programs_wait_only_where_the_gpu_holds_a_row(sms, stem, monkeypatch):
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
-    for n_cols in (1, 33, 64, 1000, 1001):
+    for n_cols in (1, 2, 33, 64, 1000, 1001):
         aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
         stem = fastest.choose(MANY, n_cols, dtype)
         assert stem == ("tiled" if aligned else "unaligned")
@@ -101,14 +101,18 @@ def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
 @pytest.mark.parametrize(
     ("n_cols", "dtype", "stem"),
     [
-        (34, torch.bfloat16, "tiled"),  # 4 bytes
-        (66, torch.bfloat16, "unaligned"),
+        (2, torch.bfloat16, "tiled"),  # one access for a row
+        (4, torch.bfloat16, "tiled"),
+        (6, torch.bfloat16, "unaligned"),
+        (34, torch.bfloat16, "unaligned"),  # 4 bytes
         (100, torch.bfloat16, "unaligned"),  # 8 bytes, and an edge is a small part
         (100, torch.float16, "unaligned"),
         (104, torch.bfloat16, "tiled"),  # 16 bytes
         (188, torch.bfloat16, "unaligned"),
         (196, torch.bfloat16, "tiled"),
-        (66, torch.float32, "tiled"),
+        (2, torch.float32, "tiled"),
+        (66, torch.float32, "unaligned"),
+        (98, torch.float32, "tiled"),
     ],
 )
 def test_short_rows_of_narrow_accesses(n_cols, dtype, stem):

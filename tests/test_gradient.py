@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 import kernels
-from kernels import cooperative, gradient
+from kernels import cooperative, gradient, unaligned
 from kernels.gradient import Config, softmax_backward
 from kernels.lab import backend, compile, gpu, meter
 from kernels.lab import launch as launch_module
@@ -81,7 +81,8 @@ class Call:
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 @pytest.mark.parametrize(
-    "n_cols", [1, 2, 3, 4, 5, 8, 31, 33, 63, 64, 66, 100, 129, 257, 781, 1024, 2049]
+    "n_cols",
+    [*range(1, 10), 13, 22, 25, 27, 31, 33, 38, 63, 64, 66, 99, 129, 257, 781, 2049],
 )
 def test_is_right(n_cols, dtype):
     for n_rows in (1, 3, 37):
@@ -389,6 +390,8 @@ LENGTHS = [*range(1, 1100), 4104, 8191, 8192, 8193, 16_385, 24_000, 50_257, 262_
 def test_configs_hold_their_rows(element_size):
     for n_cols, n_rows in itertools.product(LENGTHS, (1, 10_000)):
         config = gradient.choose_config(n_rows, n_cols, element_size)
+        if isinstance(config, gradient.ShortConfig):
+            continue
         y = meta_matrix(n_rows, n_cols)
         n_parts = gradient.launch_for(y, y, y, config).scalars[-1]
         body = n_cols // config.vector * config.vector
@@ -404,12 +407,47 @@ def test_configs_hold_their_rows(element_size):
         assert config.num_warps <= 32
 
 
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_short_rows_are_those_with_edges(element_size):
+    """Each thread has values of one row, whose body the two blocks hold."""
+    longest, widest = gradient.SHORT_ROWS[element_size][-1], 16 // element_size
+    for n_cols in range(1, longest + 9):
+        config = gradient.choose_config(10**5, n_cols, element_size)
+        is_short = 2 < n_cols <= longest and n_cols % 4 > 0
+        assert isinstance(config, gradient.ShortConfig) == is_short
+        if not is_short:
+            continue
+        body, span = n_cols // config.vector * config.vector, config.threads * widest
+        span = config.threads * config.vector
+        assert config.edges == (body < n_cols)
+        assert config.block_cols + config.rest_cols >= body
+        assert config.rows * config.threads == 32 * config.num_warps
+        for cols in (config.block_cols, config.rest_cols):
+            assert cols % span == 0 and cols in (0, triton.next_power_of_2(cols))
+
+
+def test_the_configurations_of_short_rows_that_were_the_fastest():
+    """Of an H200, at 16 bits; threads of a row, and elements of an access."""
+    odd = (
+        (3, 1, 1),
+        (7, 2, 1),
+        (9, 2, 2),
+        (13, 4, 2),
+        (25, 4, 2),
+        (27, 8, 4),
+        (99, 8, 4),
+    )
+    even = (6, 2, 1), (10, 2, 2), (22, 4, 2), (30, 4, 2), (38, 8, 2), (66, 8, 4)
+    for n_cols, *expected in odd + even:
+        config = gradient.choose_config(10**5, n_cols, 2)
+        assert [config.threads, config.vector] == expected
+
+
 @pytest.mark.parametrize(
     ("n_cols", "element_size", "rows", "num_warps"),
     [
-        *((30, 4, 8, 1), (38, 4, 8, 2), (69, 4, 4, 2), (159, 4, 2, 2), (295, 4, 1, 1)),
-        *((30, 2, 16, 1), (33, 2, 16, 1), (38, 2, 16, 2), (63, 2, 8, 1)),
-        *((69, 2, 16, 2), (105, 2, 16, 2), (129, 2, 8, 2), (206, 2, 8, 2)),
+        *((38, 4, 8, 2), (69, 4, 4, 2), (159, 4, 2, 2), (295, 4, 1, 1)),
+        *((129, 2, 8, 2), (206, 2, 8, 2)),
         *((412, 2, 4, 2), (657, 2, 2, 2), (1001, 2, 1, 1)),
         *((8893, 2, 1, 8), (12_272, 2, 1, 8)),
     ],
@@ -421,11 +459,10 @@ def test_tiles_are_large_enough_to_load_at_full_speed(
     assert (config.rows, config.num_warps) == (rows, num_warps)
 
 
-def test_accesses_of_short_rows():
-    """16 bytes wide where 16-bit rows have edges, but for the shortest."""
-    lengths = 38, 62, 63, 65, 66, 68, 76, 159, 206, 207
+def test_accesses_are_of_8_bytes_where_short_rows_have_no_edges_then():
+    lengths = 1, 2, 4, 36, 64, 68, 76, 159, 188, 206
     vectors = [gradient.choose_config(10**5, n, 2).vector for n in lengths]
-    assert vectors == [4, 4, 4, 8, 8, 4, 4, 8, 8, 8]
+    assert vectors == [1, 2, 4, 4, 8, 4, 4, 8, 4, 8]
 
 
 def test_parts_are_small_but_for_long_rows_of_float32():
@@ -516,7 +553,7 @@ def test_lengths_of_one_class_share_a_kernel():
         config = gradient.choose_config(n_rows, n_cols, 4)
         n_parts = triton.cdiv(n_cols, config.block_cols)
         launches.add((config, n_parts == 1))
-    assert len(launches) <= 42
+    assert len(launches) <= 46
 
 
 # ---- wrong kernels -------------------------------------------------------------------
@@ -556,6 +593,31 @@ def body_that_ends_early(row_start, n_cols, VECTOR: tl.constexpr):
 )
 def test_a_wrong_kernel_is_caught(helper, wrong):
     g, y = inputs(5, 33)
+    with patched(gradient, helper, wrong), pytest.raises(AssertionError):
+        assert_is_gradient(softmax_backward(g, y), g, y)
+    assert_is_gradient(softmax_backward(g, y), g, y)
+
+
+def the_largest(x):
+    return tl.max(tl.max(x, 3, keep_dims=True), 0, keep_dims=True)
+
+
+def edges_that_start_late(source, first_row, matrix, ROWS, THREADS, VECTOR):
+    n_rows, n_cols, row_stride, shift = matrix
+    late = n_rows, n_cols, row_stride, shift + 1
+    return unaligned.load_edges(source, first_row, late, ROWS, THREADS, VECTOR)
+
+
+@pytest.mark.parametrize(
+    ("helper", "wrong"),
+    [
+        ("combine", without_the_sum),
+        ("own_sum", the_largest),
+        ("load_edges", edges_that_start_late),
+    ],
+)
+def test_a_wrong_kernel_of_short_rows_is_caught(helper, wrong):
+    g, y = inputs(5, 13)
     with patched(gradient, helper, wrong), pytest.raises(AssertionError):
         assert_is_gradient(softmax_backward(g, y), g, y)
     assert_is_gradient(softmax_backward(g, y), g, y)

@@ -121,7 +121,8 @@ def test_accesses_are_16_bytes_wide_or_fewer_elements_of_short_rows():
     assert vector(1000, 4) == vector(33, 4) == 4
     assert vector(1000, 2) == vector(tiled.SHORT_BYTES // 2, 2) == 8
     assert vector(tiled.SHORT_BYTES // 2 - 1, 2) == 4
-    assert vector(20, 4) == 4 and vector(33, 2) == 2
+    assert [vector(n, 4) for n in (26, 27)] == [2, 4]
+    assert [vector(n, 2) for n in (41, 43)] == [2, 4]
 
 
 @pytest.mark.parametrize("dtype", [HALF, SINGLE])
@@ -135,10 +136,12 @@ def test_a_thread_has_values_of_one_short_row(dtype):
 
 def test_the_configurations_that_were_the_fastest():
     """Of an H200; threads of a row, elements of an access, warps."""
-    tiles = (17, 2, 2, 4), (33, 4, 2, 4), (47, 4, 4, 2), (63, 8, 4, 4), (100, 8, 4, 2)
-    for n_cols, *expected in tiles:
-        config = unaligned.choose_config(n_cols, 2)
-        assert [config.threads, config.vector, config.num_warps] == expected
+    odd = (5, 1, 2), (9, 2, 2), (17, 4, 2), (33, 4, 2), (47, 4, 4), (63, 8, 4)
+    even = (6, 1, 2), (22, 2, 2), (30, 4, 2), (46, 4, 2), (58, 4, 4), (100, 8, 4)
+    for n_cols, *expected in odd + even:
+        config = unaligned.choose_config(n_cols, 2, aligned=n_cols % 2 == 0)
+        assert [config.threads, config.vector] == expected
+        assert config.num_warps == 4
     config = unaligned.choose_config(257, 2)
     assert (config.threads, config.vector, config.rows) == (16, 8, 8)
 

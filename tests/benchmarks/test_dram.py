@@ -159,12 +159,18 @@ def test_an_intermediate_matrix_is_not_expected(matrices_read, written_bytes, ex
 
 @pytest.mark.gpu
 def test_the_five_lines_under_the_profiler():
-    try:
-        found = dram.traffic_experiment()
-    except record.Unavailable as error:
-        pytest.skip(str(error))
+    """Tries again: what other tests move on this GPU meanwhile is counted, too."""
     lines = {line.name: line for line in traffic.predicted(*dram.LARGE)}
-    found = [row for row in found if row["l2"] == "emptied" and row["step"] in lines]
-    assert [row["step"] for row in found] == [*lines]
-    for row in found:
-        assert is_expected(row, lines[row["step"]], gpu.here().l2_bytes), row
+    for _ in range(3):
+        try:
+            found = dram.traffic_experiment()
+        except record.Unavailable as error:
+            pytest.skip(str(error))
+        found = [row for row in found if row["l2"] == "emptied"]
+        found = [row for row in found if row["step"] in lines]
+        assert [row["step"] for row in found] == [*lines]
+        l2 = gpu.here().l2_bytes
+        wrong = [row for row in found if not is_expected(row, lines[row["step"]], l2)]
+        if not wrong:
+            break
+    assert not wrong, wrong
