@@ -203,10 +203,9 @@ def choose_config(
 ) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    Short rows share a tile; each thread has values of one row. `aligned` says whether
-    two elements or more divide every row's start: such rows need fewer threads. A tile
-    of longer rows has about TILE_BYTES (twice that at 16 bits) or one row. Loads by
-    element are faster where accesses have 4.
+    Short rows share a tile; fewer threads take a row if two elements or more divide the
+    rows' starts (`aligned`). A tile of longer rows has about TILE_BYTES (twice that at
+    16 bits) or one row. Loads by element are faster where accesses have 4.
     """
     is_short, widest = n_cols * element_size < SHORT_BYTES, 16 // element_size
     vector, threads = widest if same_shift else 4, 2 * widest  # of a row in a tile
@@ -220,7 +219,8 @@ def choose_config(
         rows = 32 * num_warps // threads
     body = max(n_cols // vector * vector, 2 * vector)
     block_cols, rest_cols = tiled.split_block(body, vector)
-    if is_short and aligned and vector == 2 and body <= block_cols * 3 // 4:
+    halves = is_short and vector == 2 and (aligned or element_size == 4)
+    if halves and body <= block_cols * 3 // 4:
         block_cols, rest_cols = block_cols // 2, block_cols // 4
     row_bytes = (block_cols + rest_cols) * element_size
     if not is_short:
