@@ -3,8 +3,8 @@
 Builds on: `tiled`, `unaligned` and `cooperative`; one kernel does here what theirs do.
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
     for each row, the sum of their products. In the block of a row's edges, a column is
-    a row of the tile, or the compiler would copy the block into every thread. Short
-    rows with edges have a kernel of their own, whose blocks are those of `unaligned`.
+    a row of the tile, or the compiler would copy the block into every thread. Most
+    short rows that 16 bytes do not divide have a kernel with the blocks of `unaligned`.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
     row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
@@ -37,8 +37,8 @@ FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
 PARTS = 16384, 4, 96
 LONG_PARTS = 32768, 4, 168  # of float32
 
-# Rows with edges of so many elements at most are short, by the bytes of an element.
-# Before it: the longest that 2 threads take, and the longest that 4 take.
+# By the bytes of an element: the longest rows that 2 threads take, the longest that 4
+# take, and the longest that are short.
 SHORT_ROWS = {2: (17, 33, 127), 4: (6, 18, 31)}
 
 
@@ -275,11 +275,12 @@ def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     """
     is_even = n_cols % 2 == 0
     by_2_elements = 64 if is_even and element_size == 2 else 26
-    vector = 1 if n_cols < 8 else 2 if n_cols <= by_2_elements else 4
+    vector = 2 if n_cols <= by_2_elements else 4
+    vector = 1 if n_cols < 8 and not is_even else vector
     edges = n_cols % vector > 0
     by_2_threads, by_4_threads, _ = SHORT_ROWS[element_size]
     length = n_cols + (0 if is_even or element_size == 4 else 8)
-    threads = 1 if n_cols <= 3 else 2 if length <= by_2_threads else 8
+    threads = 1 if n_cols // vector <= 3 else 2 if length <= by_2_threads else 8
     threads = 4 if by_2_threads < length <= by_4_threads else threads
     body = max(n_cols // vector, threads) * vector
     block_cols, rest_cols = launch.power_of_2(body), 0
@@ -302,7 +303,8 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
         vector = 4
     vector = n_cols if n_cols <= 2 else vector
     edges = n_cols % vector > 0
-    if edges and n_cols <= SHORT_ROWS[element_size][-1]:
+    is_narrow = edges or (vector * element_size < 16 and n_cols > 64)
+    if is_narrow and n_cols <= SHORT_ROWS[element_size][-1]:
         return choose_short(n_cols, element_size)
     row_bytes = max(n_cols // vector, 1) * vector * element_size
     if row_bytes <= LONGEST_TILE:

@@ -26,7 +26,7 @@ MANY = 10**6
 @pytest.mark.parametrize(
     ("n_rows", "n_cols", "dtype", "stem"),
     [
-        (MANY, 1, torch.float32, "unaligned"),
+        (MANY, 1, torch.float32, "tiled"),
         (MANY, 32, torch.float32, "tiled"),
         (MANY, 781, torch.bfloat16, "unaligned"),
         (MANY, 780, torch.bfloat16, "tiled"),
@@ -90,12 +90,14 @@ def test_programs_wait_only_where_the_gpu_holds_a_row(sms, stem, monkeypatch):
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
     for n_cols in (1, 2, 33, 64, 1000, 1001):
-        aligned = tiled.choose_vector(n_cols, dtype.itemsize, n_cols) > 1
+        vector = tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
+        aligned = vector > 1 or n_cols == 1
         stem = fastest.choose(MANY, n_cols, dtype)
         assert stem == ("tiled" if aligned else "unaligned")
         widest = 16 // dtype.itemsize
         assert fastest.choose(MANY, n_cols, dtype, widest) == "tiled"
-        assert fastest.choose(MANY, n_cols, dtype, 1) == "unaligned"
+        by_element = "tiled" if n_cols == 1 else "unaligned"
+        assert fastest.choose(MANY, n_cols, dtype, 1) == by_element
 
 
 @pytest.mark.parametrize(
