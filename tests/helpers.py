@@ -5,6 +5,7 @@ Tests import it as `from tests.helpers import matrix, assert_right`.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib.util
 import math
@@ -48,6 +49,25 @@ def dtypes_for(name: str) -> tuple[torch.dtype, ...]:
     """
     one = DTYPES[GPUS.index(name) % 2]
     return DTYPES if name in ("T4", "H100") else fewer((one,), DTYPES)
+
+
+# ---- in company ----------------------------------------------------------------------
+
+
+def in_company(test: Callable[..., None]) -> Callable[..., None]:
+    """Tries a test that times or counts on a GPU up to three times.
+
+    Other tests use the GPU and the machine meanwhile. What is wrong fails each time.
+    """
+
+    @functools.wraps(test)
+    def tried(*args: Any, **how: Any) -> None:
+        for _ in range(2):
+            with contextlib.suppress(AssertionError):
+                return test(*args, **how)
+        return test(*args, **how)
+
+    return tried
 
 
 # ---- inputs --------------------------------------------------------------------------

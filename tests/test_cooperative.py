@@ -17,7 +17,15 @@ from kernels.lab import backend, cases, check, compile, gpu, meter, occupancy, p
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import CachedLaunch
-from tests.helpers import TOLERANCES, TRITON, assert_right, expected, matrix, patched
+from tests.helpers import (
+    TOLERANCES,
+    TRITON,
+    assert_right,
+    expected,
+    in_company,
+    matrix,
+    patched,
+)
 
 INF, NAN = float("inf"), float("nan")
 TAG = 7
@@ -903,6 +911,7 @@ def microseconds(function: Callable[[], None]) -> float:
         (0.9, {"block_cols": 8192, "block_parts": 1024, "maxnreg": 96}),
     ],
 )
+@in_company
 def test_two_streams_whose_rows_do_not_fit_together(share, changes):
     """They end within twice the time of one after the other."""
     n_held = launch_module.programs_at_once(num_warps=4, maxnreg=96)

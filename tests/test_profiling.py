@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kernels import meta, profiling, program
 from kernels.lab import check, clock, compile, gpu, meter, occupancy
-from tests.helpers import GPUS, assert_right, matrix
+from tests.helpers import GPUS, assert_right, in_company, matrix
 
 FLOAT = compile.pointer(torch.float32)
 
@@ -203,6 +203,7 @@ def test_every_launch_compiles_and_fits(name):
 
 
 @pytest.mark.gpu
+@in_company
 def test_the_slow_kernel_is_slow_and_the_mended_one_is_not():
     x = matrix(4096, 4096)
     slow_us, ours_us = (

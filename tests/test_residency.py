@@ -5,7 +5,7 @@ import torch
 
 from kernels import residency, strided
 from kernels.lab import backend, check, compile, gpu, meter, occupancy
-from tests.helpers import assert_right, fewer, matrix, meta_matrix
+from tests.helpers import assert_right, fewer, in_company, matrix, meta_matrix
 
 F32, I32 = compile.pointer(torch.float32), compile.pointer(torch.int32)
 
@@ -93,6 +93,7 @@ def test_the_compiler_keeps_one_load_for_each_step():
 
 
 @pytest.mark.gpu
+@in_company
 def test_a_limit_costs_time():
     from kernels.lab import clock
 

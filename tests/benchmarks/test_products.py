@@ -8,6 +8,7 @@ from benchmarks import products
 from kernels import matmul
 from kernels.lab import backend, clock, counters, models, record
 from kernels.lab import products as lab
+from tests.helpers import in_company
 
 (PAGE,) = (backend.ROOT / "notebooks").glob("*_matmul.ipynb")
 
@@ -109,6 +110,7 @@ def test_orders_differ_in_their_groups_only(monkeypatch):
 
 
 @pytest.mark.gpu
+@in_company
 def test_the_clock_of_turns_agrees_with_that_of_the_course():
     a, b = products.operands(2048, 2048, 2048, torch.bfloat16)
     call = products.providers(a, b, None)["cublas"]

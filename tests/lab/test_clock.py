@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kernels.lab import backend, clock, gpu
+from tests.helpers import in_company
 
 X = "x"  # a function's argument, where no tensor is needed
 
@@ -420,6 +421,7 @@ def test_every_clock_on_a_gpu(name):
 
 
 @pytest.mark.gpu
+@in_company
 def test_where_the_host_is_early_both_clocks_agree():
     x = torch.randn(8192, 8192, device="cuda")
     alone = clock.device_us(torch.clone, x)[1]
@@ -427,6 +429,7 @@ def test_where_the_host_is_early_both_clocks_agree():
 
 
 @pytest.mark.gpu
+@in_company
 def test_a_slow_host_counts_for_the_host_only():
     def late(x):
         end = time.perf_counter() + 300e-6

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels.lab import backend, clock, counters, gpu, record
+from tests.helpers import in_company
 
 HEADER = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream",'
@@ -255,6 +256,7 @@ def test_a_function_that_no_other_process_can_import():
 
 
 @pytest.mark.gpu
+@in_company
 def test_a_kernel_of_a_gpu():
     try:
         (row,) = counters.profile(one_kernel)
