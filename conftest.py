@@ -6,6 +6,7 @@ Notebook kernels are processes of their own: they find the course through PYTHON
 Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a GPU.
 """
 
+import collections
 import contextlib
 import functools
 import importlib.util
@@ -53,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("COURSE_GPU_GB", "14")
         os.environ.setdefault("COURSE_MEASURE", "briefly")
     nbval.kernel.start_new_kernel = again_if_mute(nbval.kernel.start_new_kernel)
+    config.option.loadscopereorder = backend.INTERPRETED  # on a GPU: see in_turn
     if backend.INTERPRETED:  # a GPU's processes start from nothing, as a learner's do
         local_provisioner.launch_kernel = forks.launch
 
@@ -77,7 +79,31 @@ def pytest_report_header() -> str:
     return backend.describe()
 
 
+def in_turn(n_tests: dict[Path, int]) -> list[Path]:
+    """The files in the order in which workers take them on a GPU.
+
+    Notebooks measure, one at a time, so most of those that run wait. They start early,
+    each after two other files, and the other files with the most tests come first.
+
+    Args:
+        n_tests: how many tests each file has.
+    """
+    notebooks = [path for path in n_tests if path.suffix == ".ipynb"]
+    others = [path for path in n_tests if path.suffix != ".ipynb"]
+    others.sort(key=lambda path: -n_tests[path])
+    order = []
+    for place, path in enumerate(others):
+        if place % 2 == 0 and notebooks:
+            order.append(notebooks.pop(0))
+        order.append(path)
+    return order + notebooks
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not backend.INTERPRETED:
+        order = in_turn(collections.Counter(item.path for item in items))
+        places = {path: place for place, path in enumerate(order)}
+        items.sort(key=lambda item: places[item.path])
     for item in items:
         if item.get_closest_marker("gpu") and backend.INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

@@ -1,7 +1,10 @@
-"""What a test in company forgives, and what it does not."""
+"""What a test in company forgives, and what it does not; the order of files."""
+
+from pathlib import Path
 
 import pytest
 
+import conftest
 from tests.helpers import in_company
 
 
@@ -42,3 +45,15 @@ def test_an_error_is_not_tried_again():
     with pytest.raises(KeyError):
         broken()
     assert len(tried) == 1
+
+
+def test_notebooks_start_early_among_the_largest_files():
+    n_tests = {Path(name): 1 + place for place, name in enumerate("abcdef")}
+    n_tests |= {Path(name): 9 for name in ("01.ipynb", "02.ipynb")}
+    order = [path.name for path in conftest.in_turn(n_tests)]
+    assert order == ["01.ipynb", "f", "e", "02.ipynb", "d", "c", "b", "a"]
+
+
+def test_no_file_is_lost_where_there_are_more_notebooks():
+    n_tests = dict.fromkeys(map(Path, ("a", "1.ipynb", "2.ipynb", "3.ipynb")), 1)
+    assert sorted(conftest.in_turn(n_tests)) == sorted(n_tests)
