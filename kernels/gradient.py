@@ -83,7 +83,8 @@ def load_short(both, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     else:
         block = load_edges(source, row, matrix, ROWS, THREADS, VECTOR)
     g, at, inside = block
-    y = tl.reshape(tl.load(y_ptr + at, inside, 0.0), g.shape)  # a hint is instructions
+    # Without a hint for L2, which would take instructions.
+    y = tl.reshape(tl.load(y_ptr + at, inside, 0.0), g.shape)
     return (g, y, at, inside), own_sum(widen(g) * widen(y))
 
 
