@@ -59,7 +59,9 @@ lab: $(call ready,lab)
 test: $(call ready,test)
 	$(PY) -m pytest $(ARGS)
 
+# Pages of former names would stay in the folder.
 book: $(call ready,book)
+	rm -rf _build/html
 	$(PY) -m jupyter book build . --all -W -n --keep-going
 
 # Where Playwright or Chromium is missing, the tests are skipped, and say so.
