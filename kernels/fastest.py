@@ -60,7 +60,7 @@ def choose(
     longest = APART_ROW if apart else SHARED_ROW if few else LONGEST_TILE
     if row_bytes <= longest:
         wide = vector * element_size == 16
-        if n_rows > n_sms():  # or fewer, but for most short rows
+        if n_rows > n_sms():  # then 8 bytes will do, but not for most short rows
             is_short = same_shift and row_bytes < tiled.SHORT_BYTES
             wide = wide or vector == n_cols or (vector > 1 and not is_short)
         return "tiled" if wide else "unaligned"

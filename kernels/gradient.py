@@ -1,6 +1,6 @@
 """The way back: the gradient for x, from y = softmax(x) and the gradient for y.
 
-Builds on: `tiled`, `unaligned` and `cooperative`; one kernel does here what theirs do.
+Builds on: `tiled`, `unaligned` and `cooperative`; two kernels do here what theirs do.
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
     for each row, the sum of their products. In the block of a row's edges, a column is
     a row of the tile, or the compiler would copy the block into every thread. Most
@@ -27,7 +27,6 @@ from kernels.unaligned import edge_columns, load_block, load_edges, own_sum, spl
 
 # Bytes of y. A program holds as many of the gradient.
 TILE_BYTES = 2048  # shorter rows share a tile
-EDGES_TILE_VALUES = 240  # the least of a tile whose rows have edges; 16-bit: 4 times
 BYTES_PER_WARP = 2048  # with the gradient's, 128 bytes in each thread
 LONGEST_TILE = 32768  # the longest row that a program takes by itself
 LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
@@ -37,8 +36,9 @@ FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
 PARTS = 16384, 4, 96
 LONG_PARTS = 32768, 4, 168  # of float32
 
-# By the bytes of an element: the longest rows that 2 threads take, the longest that 4
-# take, and the longest that are short.
+# By the bytes of an element. The values of a tile whose rows have edges, at least:
+EDGES_TILE = {2: 960, 4: 240}
+# And the longest rows that 2 threads take, that 4 take, and that are short:
 SHORT_ROWS = {2: (17, 33, 127), 4: (6, 18, 31)}
 
 
@@ -279,10 +279,10 @@ def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     vector = 2 if n_cols <= by_2_elements else 4
     vector = 1 if n_cols < 8 and not is_even else vector
     edges = n_cols % vector > 0
-    by_2_threads, by_4_threads, _ = SHORT_ROWS[element_size]
-    length = n_cols + (0 if is_even or element_size == 4 else 8)
-    threads = 1 if n_cols // vector <= 3 else 2 if length <= by_2_threads else 8
-    threads = 4 if by_2_threads < length <= by_4_threads else threads
+    *by_threads, _ = SHORT_ROWS[element_size]
+    extra = 0 if is_even or element_size == 4 else 8  # for the edges
+    threads = 2 ** (1 + sum(n_cols + extra > longest for longest in by_threads))
+    threads = 1 if n_cols // vector <= 3 else threads
     body = max(n_cols // vector, threads) * vector
     block_cols, rest_cols = launch.power_of_2(body), 0
     if not edges and body <= block_cols * 3 // 4 and block_cols >= 4 * threads * vector:
@@ -304,16 +304,16 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
         vector = 4
     vector = n_cols if n_cols <= 2 else vector
     edges = n_cols % vector > 0
-    is_narrow = edges or (vector * element_size < 16 and n_cols > 64)
-    if is_narrow and n_cols <= SHORT_ROWS[element_size][-1]:
+    is_narrow = vector * element_size < 16 and n_cols > 64
+    if (edges or is_narrow) and n_cols <= SHORT_ROWS[element_size][-1]:
         return choose_short(n_cols, element_size)
     row_bytes = max(n_cols // vector, 1) * vector * element_size
     if row_bytes <= LONGEST_TILE:
         block_bytes = launch.power_of_2(row_bytes)
         rows = max(1, TILE_BYTES // block_bytes)
         if edges:
-            least = EDGES_TILE_VALUES * (4 if element_size == 2 else 1)
-            rows = launch.power_of_2(launch.ceil_div(least, n_cols))
+            least = launch.ceil_div(EDGES_TILE[element_size], n_cols)
+            rows = launch.power_of_2(least)
         warps = rows * block_bytes // BYTES_PER_WARP
         if edges and rows > 1:  # a warp for each KiB, edges among them, rounded down
             tile_bytes = rows * (block_bytes + 2 * vector * element_size)

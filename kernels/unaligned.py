@@ -211,16 +211,16 @@ def choose_config(
     vector, threads = widest if same_shift else 4, 2 * widest  # of a row in a tile
     if is_short:
         by_2_elements, *by_threads = SHORT_ROWS[element_size]
-        edges = 0 if aligned or element_size == 4 else 8  # as if a row were longer
-        vector = 2 if n_cols + edges // 2 <= by_2_elements else 4
-        threads = 2 ** (1 + sum(n_cols + edges > longest for longest in by_threads))
+        extra = 0 if aligned or element_size == 4 else 8  # for the edges
+        vector = 2 if n_cols + extra // 2 <= by_2_elements else 4
+        threads = 2 ** (1 + sum(n_cols + extra > longest for longest in by_threads))
         threads = 1 if n_cols <= 6 else threads
         num_warps = 4 if n_cols * element_size < 256 else 2
         rows = 32 * num_warps // threads
     body = max(n_cols // vector * vector, 2 * vector)
     block_cols, rest_cols = tiled.split_block(body, vector)
-    halves = is_short and vector == 2 and (aligned or element_size == 4)
-    if halves and body <= block_cols * 3 // 4:
+    may_split = is_short and vector == 2 and (aligned or element_size == 4)
+    if may_split and body <= block_cols * 3 // 4:
         block_cols, rest_cols = block_cols // 2, block_cols // 4
     row_bytes = (block_cols + rest_cols) * element_size
     if not is_short:
