@@ -5,6 +5,7 @@ Changes: a program holds two inputs, y and the gradient, and reduces them to one
     for each row, the sum of their products. In the block of a row's edges, a column is
     a row of the tile, or the compiler would copy the block into every thread. Most
     short rows that 16 bytes do not divide have a kernel with the blocks of `unaligned`.
+    The shortest odd rows are taken in pairs: two in line are an even row.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
     row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
@@ -39,7 +40,8 @@ LONG_PARTS = 32768, 4, 168  # of float32
 # By the bytes of an element. The values of a tile whose rows have edges, at least:
 EDGES_TILE = {2: 960, 4: 240}
 # And the longest rows that 2 threads take, that 4 take, and that are short:
-SHORT_ROWS = {2: (17, 33, 127), 4: (6, 18, 31)}
+SHORT_ROWS = {2: (17, 32, 127), 4: (6, 18, 31)}
+LONGEST_PAIRS = {2: 31, 4: 13}  # the longest odd rows that are taken in pairs
 
 
 @triton.jit
@@ -74,9 +76,20 @@ def combine(g, y, row_dot):
 
 
 @triton.jit
-def load_short(both, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
-    """Both tensors' block of `load_block`, or edges if COLS is 0, and their sums."""
-    gradient_ptr, y_ptr = both
+def is_second(n_cols, FIRST, COLS, THREADS, VECTOR):
+    """Which of a block's values are the second row's, of two rows of n_cols in line."""
+    TURNS: tl.constexpr = COLS // (THREADS * VECTOR)
+    cols = FIRST + tl.arange(0, COLS)
+    return tl.reshape(cols >= n_cols, (TURNS, 1, THREADS, VECTOR))
+
+
+@triton.jit
+def load_short(ptrs, matrix, FIRST, COLS, ROWS, THREADS, VECTOR, PAIRS):
+    """Both tensors' block of `load_block`, or edges if COLS is 0, and their sums.
+
+    With PAIRS, the sums of the two rows lie side by side in a last dimension.
+    """
+    _, gradient_ptr, y_ptr = ptrs
     source, row = (gradient_ptr, 0, 0.0), tl.program_id(0) * ROWS
     if COLS:
         block = load_block(source, row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR)
@@ -85,15 +98,45 @@ def load_short(both, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     g, at, inside = block
     # Without a hint for L2, which would take instructions.
     y = tl.reshape(tl.load(y_ptr + at, inside, 0.0), g.shape)
-    return (g, y, at, inside), own_sum(widen(g) * widen(y))
+    products, second = widen(g) * widen(y), inside
+    if PAIRS:
+        second = is_second(matrix[1] // 2, FIRST, COLS, THREADS, VECTOR)
+        one_dot = own_sum(tl.where(second, 0.0, products))
+        row_dot = tl.join(one_dot, own_sum(tl.where(second, products, 0.0)))
+    else:
+        row_dot = own_sum(products)
+    return (g, y, at, inside, second), row_dot
 
 
 @triton.jit
-def store_short(output_ptr, block, row_dot):
+def store_short(ptrs, block, row_dot, PAIRS):
     """Stores the gradient of what `load_short` loaded."""
-    g, y, at, inside = block
+    g, y, at, inside, second = block
+    if PAIRS:
+        one_dot, other_dot = tl.split(row_dot)
+        row_dot = tl.where(second, other_dot, one_dot)
     x = tl.reshape(combine(g, y, row_dot), inside.shape)
-    tl.store(output_ptr + at, x, mask=inside)
+    tl.store(ptrs[0] + at, x, mask=inside)
+
+
+@triton.jit
+def short_tile(ptrs, matrix, ROWS, COLS, REST, VECTOR, THREADS, EDGES, PAIRS):
+    """Computes one tile of short rows. A thread has values of one row, or one pair."""
+    block, row_dot = load_short(ptrs, matrix, 0, COLS, ROWS, THREADS, VECTOR, PAIRS)
+    if REST:
+        rest, rest_dot = load_short(
+            ptrs, matrix, COLS, REST, ROWS, THREADS, VECTOR, PAIRS
+        )
+        row_dot += rest_dot
+    if EDGES:
+        edges, edge_dot = load_short(ptrs, matrix, 0, 0, ROWS, THREADS, VECTOR, PAIRS)
+        row_dot += edge_dot
+    row_dot = tl.sum(row_dot, axis=2, keep_dims=True)  # over the row's threads
+    if EDGES:
+        store_short(ptrs, edges, row_dot, PAIRS)
+    store_short(ptrs, block, row_dot, PAIRS)
+    if REST:
+        store_short(ptrs, rest, row_dot, PAIRS)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -109,27 +152,28 @@ def short_kernel(
     VECTOR: tl.constexpr,
     THREADS: tl.constexpr,
     EDGES: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
-    """One program computes one tile of short rows. A thread has values of one row.
+    """One program computes one tile of short rows, or of pairs of short rows.
 
     Args: as for `gradient_kernel`; REST_COLS and THREADS as for `kernels.unaligned`.
+        PAIRS: whether two rows in line are taken as one row, of ROWS. Accesses of two
+            elements fit it, where rows are odd.
     """
-    both, matrix = (gradient_ptr, y_ptr), (n_rows, n_cols, n_cols, 0)
-    block, row_dot = load_short(both, matrix, 0, BLOCK_COLS, ROWS, THREADS, VECTOR)
-    if REST_COLS:
-        rest, rest_dot = load_short(
-            both, matrix, BLOCK_COLS, REST_COLS, ROWS, THREADS, VECTOR
+    ptrs = output_ptr, gradient_ptr, y_ptr
+    matrix = n_rows, n_cols, n_cols, 0
+    COLS: tl.constexpr = BLOCK_COLS // 2 if PAIRS else BLOCK_COLS  # of one row
+    REST: tl.constexpr = REST_COLS // 2 if PAIRS else REST_COLS
+    if not PAIRS:
+        short_tile(ptrs, matrix, ROWS, COLS, REST, VECTOR, THREADS, EDGES, False)
+    elif (n_rows % 2 == 1) & (tl.program_id(0) == tl.num_programs(0) - 1):
+        # The last row has no partner: here each row is taken by itself.
+        short_tile(ptrs, matrix, 2 * ROWS, COLS, REST, 1, THREADS, False, False)
+    else:
+        pairs = n_rows // 2, 2 * n_cols, 2 * n_cols, 0
+        short_tile(
+            ptrs, pairs, ROWS, BLOCK_COLS, REST_COLS, VECTOR, THREADS, False, True
         )
-        row_dot += rest_dot
-    if EDGES:
-        edges, edge_dot = load_short(both, matrix, 0, 0, ROWS, THREADS, VECTOR)
-        row_dot += edge_dot
-    row_dot = tl.sum(row_dot, axis=2, keep_dims=True)  # over the row's threads
-    if EDGES:
-        store_short(output_ptr, edges, row_dot)
-    store_short(output_ptr, block, row_dot)
-    if REST_COLS:
-        store_short(output_ptr, rest, row_dot)
 
 
 @triton.jit
@@ -257,7 +301,7 @@ class Config:
 
 @dataclass(frozen=True)
 class ShortConfig:
-    """The constants and launch options of `short_kernel`."""
+    """The constants and launch options of `short_kernel`; rows may be pairs."""
 
     rows: int
     block_cols: int
@@ -265,29 +309,30 @@ class ShortConfig:
     vector: int
     threads: int
     edges: bool
+    pairs: bool = False
     num_warps: int = 4
 
 
 def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     """Chooses for short rows of n_cols values.
 
-    Even rows of 16 bits have no edges with accesses of 2 elements, and need fewer
-    threads. A second block saves a turn where the first would be half empty.
+    Accesses of 2 elements fit even rows. A second block saves a turn where the first
+    would be half empty. Two values are little for a thread, so it has 8 such rows.
     """
     is_even = n_cols % 2 == 0
-    by_2_elements = 64 if is_even and element_size == 2 else 26
-    vector = 2 if n_cols <= by_2_elements else 4
-    vector = 1 if n_cols < 8 and not is_even else vector
+    if not is_even and n_cols <= LONGEST_PAIRS[element_size]:
+        return replace(choose_short(2 * n_cols, element_size), pairs=True)
+    vector = 2 if n_cols <= (64 if is_even and element_size == 2 else 26) else 4
     edges = n_cols % vector > 0
     *by_threads, _ = SHORT_ROWS[element_size]
-    extra = 0 if is_even or element_size == 4 else 8  # for the edges
-    threads = 2 ** (1 + sum(n_cols + extra > longest for longest in by_threads))
+    threads = 2 ** (1 + sum(n_cols > longest for longest in by_threads))
     threads = 1 if n_cols // vector <= 3 else threads
     body = max(n_cols // vector, threads) * vector
     block_cols, rest_cols = launch.power_of_2(body), 0
     if not edges and body <= block_cols * 3 // 4 and block_cols >= 4 * threads * vector:
         block_cols, rest_cols = block_cols // 2, block_cols // 4
-    return ShortConfig(128 // threads, block_cols, rest_cols, vector, threads, edges)
+    rows = 1024 if n_cols == 2 else 128 // threads
+    return ShortConfig(rows, block_cols, rest_cols, vector, threads, edges)
 
 
 def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | ShortConfig:
@@ -302,7 +347,7 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
     vector, n_bytes = 16 // element_size, n_cols * element_size
     if n_cols % vector and n_cols % 4 == 0 and n_bytes < SHORT_BYTES:
         vector = 4
-    vector = n_cols if n_cols <= 2 else vector
+    vector = 2 if n_cols == 2 else vector
     edges = n_cols % vector > 0
     is_narrow = vector * element_size < 16 and n_cols > 64
     if (edges or is_narrow) and n_cols <= SHORT_ROWS[element_size][-1]:
@@ -352,14 +397,16 @@ def launch_for(
     n_rows, n_cols = y.shape
     if config is None:
         config = choose_config(n_rows, n_cols, y.element_size())
-    kernel, n_parts, scalars = short_kernel, 1, (n_rows, n_cols)
-    if isinstance(config, Config):
+    kernel, n_parts, scalars, rows = short_kernel, 1, (n_rows, n_cols), config.rows
+    if isinstance(config, ShortConfig):
+        rows *= 2 if config.pairs else 1
+    else:
         n_parts = count_parts(n_cols, config.block_cols, config.vector)
         kernel, scalars = gradient_kernel, (n_rows, n_cols, n_parts)
         scalars = scalars if n_parts > 1 else (0, 0, *scalars)  # no words, no tag
     return Launch(
         kernel=kernel,
-        grid=(launch.ceil_div(n_rows, config.rows) * n_parts,),
+        grid=(launch.ceil_div(n_rows, rows) * n_parts,),
         scalars=scalars,
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),

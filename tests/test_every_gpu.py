@@ -118,7 +118,7 @@ def of_cooperative(dtype):
 
 
 def of_gradient(dtype):
-    for n_cols in (64, 33, 3001, 50_257):  # tiles; edges; one row; shared rows
+    for n_cols in (64, 9, 33, 3001, 50_257):  # tiles, pairs, edges, a row, parts
         y = meta_matrix(64, n_cols, dtype)
         yield gradient.launch_for(y, y, y)
 

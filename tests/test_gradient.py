@@ -85,7 +85,7 @@ class Call:
     [*range(1, 10), 13, 22, 25, 27, 33, 38, 63, 64, 66, 68, 99, 129, 257, 781, 2049],
 )
 def test_is_right(n_cols, dtype):
-    for n_rows in (1, 3, 37):
+    for n_rows in (1, 4, 37):
         g, y = inputs(n_rows, n_cols, dtype)
         assert_is_gradient(softmax_backward(g, y), g, y)
 
@@ -159,11 +159,11 @@ def test_is_the_derivative_of_softmax():
     torch.testing.assert_close(got, expected.float(), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("n_cols", [40, 33, 2050])
+@pytest.mark.parametrize("n_cols", [7, 40, 33, 2050])
 def test_nan_stays_in_its_row(n_cols):
     """A row of -inf has the softmax NaN, as in PyTorch."""
-    g, _ = inputs(5, n_cols)
-    x = matrix(5, n_cols)
+    g, _ = inputs(6, n_cols)
+    x = matrix(6, n_cols)
     x[1] = -INF
     x[3, 2] = NAN
     y = kernels.softmax(x)
@@ -409,39 +409,36 @@ def test_configs_hold_their_rows(element_size):
 
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_short_rows_are_those_with_edges(element_size):
-    """Each thread has values of one row, whose body the two blocks hold."""
+    """Each thread has values of one row or pair, whose body the two blocks hold."""
     longest, widest = gradient.SHORT_ROWS[element_size][-1], 16 // element_size
     for n_cols in range(1, longest + 9):
         config = gradient.choose_config(10**5, n_cols, element_size)
         is_narrow = n_cols % 4 > 0 or (n_cols > 64 and n_cols % widest > 0)
-        is_short = 2 < n_cols <= longest and is_narrow
+        is_short = n_cols <= longest and is_narrow and n_cols != 2
         assert isinstance(config, gradient.ShortConfig) == is_short
         if not is_short:
             continue
+        if config.pairs:
+            n_cols *= 2
+            assert not config.edges
         body = n_cols // config.vector * config.vector
         span = config.threads * config.vector
         assert config.edges == (body < n_cols)
         assert config.block_cols + config.rest_cols >= body
-        assert config.rows * config.threads == 32 * config.num_warps
+        turns = 8 if n_cols == 2 else 1
+        assert config.rows * config.threads == 32 * config.num_warps * turns
         for cols in (config.block_cols, config.rest_cols):
             assert cols % span == 0 and cols in (0, triton.next_power_of_2(cols))
 
 
 def test_the_configurations_of_short_rows_that_were_the_fastest():
-    """Of an H200, at 16 bits; threads of a row, and elements of an access."""
-    odd = (
-        (3, 1, 1),
-        (7, 2, 1),
-        (9, 2, 2),
-        (13, 4, 2),
-        (25, 4, 2),
-        (27, 8, 4),
-        (99, 8, 4),
-    )
-    even = (6, 1, 2), (10, 2, 2), (22, 4, 2), (30, 4, 2), (38, 8, 2), (68, 8, 4)
-    for n_cols, *expected in odd + even:
+    """Of an H200, at 16 bits; threads of a row or a pair, and elements of an access."""
+    pairs = (3, 1, 2), (7, 2, 2), (9, 4, 2), (15, 4, 2), (17, 8, 2), (31, 8, 2)
+    rows = (6, 1, 2), (10, 2, 2), (30, 4, 2), (33, 8, 4), (38, 8, 2), (99, 8, 4)
+    for n_cols, *expected in pairs + rows:
         config = gradient.choose_config(10**5, n_cols, 2)
         assert [config.threads, config.vector] == expected
+        assert config.pairs == ((n_cols, *expected) in pairs)
 
 
 @pytest.mark.parametrize(
@@ -461,9 +458,9 @@ def test_tiles_are_large_enough_to_load_at_full_speed(
 
 
 def test_accesses_are_of_8_bytes_where_short_rows_have_no_edges_then():
-    lengths = 1, 2, 4, 36, 64, 68, 159, 188, 206
+    lengths = 2, 4, 36, 64, 68, 159, 188, 206
     vectors = [gradient.choose_config(10**5, n, 2).vector for n in lengths]
-    assert vectors == [1, 2, 4, 4, 8, 4, 8, 4, 8]
+    assert vectors == [2, 4, 4, 8, 4, 8, 4, 8]
 
 
 def test_parts_are_small_but_for_long_rows_of_float32():
@@ -544,6 +541,13 @@ def test_edges_of_short_rows_are_computed_once():
     assert made.count(r"st\.global\S*\.b16") == 16 * 8 // 64
 
 
+def test_pairs_of_odd_rows_are_moved_by_two_elements():
+    """A pair of 18 values takes 4 threads three accesses to each tensor."""
+    made = compiled(9, HALF)
+    assert made.count(r"ld\.global\S*\.b32") == 2 * 3
+    assert made.count(r"st\.global\S*\.b32") == 3
+
+
 def test_lengths_of_one_class_share_a_kernel():
     """Lengths that any row may have, from 1 to a million."""
     generator = torch.Generator().manual_seed(0)
@@ -586,10 +590,15 @@ def the_largest(x):
     return tl.max(tl.max(x, 3, keep_dims=True), 0, keep_dims=True)
 
 
-def edges_that_start_late(source, first_row, matrix, ROWS, THREADS, VECTOR):
+def as_if_all_were_the_first_row(n_cols, FIRST, COLS, THREADS, VECTOR):
+    TURNS: tl.constexpr = COLS // (THREADS * VECTOR)
+    return tl.full((TURNS, 1, THREADS, VECTOR), False, tl.int1)
+
+
+def edges_without_the_last_column(source, first_row, matrix, ROWS, THREADS, VECTOR):
     n_rows, n_cols, row_stride, shift = matrix
-    late = n_rows, n_cols, row_stride, shift + 1
-    return unaligned.load_edges(source, first_row, late, ROWS, THREADS, VECTOR)
+    shorter = n_rows, n_cols - 1, row_stride, shift
+    return unaligned.load_edges(source, first_row, shorter, ROWS, THREADS, VECTOR)
 
 
 @pytest.mark.parametrize(
@@ -600,13 +609,15 @@ def edges_that_start_late(source, first_row, matrix, ROWS, THREADS, VECTOR):
         (33, "dot", of_the_gradient_alone),
         (33, "load_both", filled_with_ones),
         (33, "split_row", body_that_ends_early),
-        (13, "combine", without_the_sum),  # short rows
+        (13, "combine", without_the_sum),  # pairs of short rows
         (13, "own_sum", the_largest),
-        (13, "load_edges", edges_that_start_late),
+        (13, "is_second", as_if_all_were_the_first_row),
+        (17, "own_sum", the_largest),  # short rows
+        (17, "load_edges", edges_without_the_last_column),
     ],
 )
 def test_a_wrong_kernel_is_caught(n_cols, helper, wrong):
-    g, y = inputs(5, n_cols)
+    g, y = inputs(6, n_cols)
     with patched(gradient, helper, wrong), pytest.raises(AssertionError):
         assert_is_gradient(softmax_backward(g, y), g, y)
     assert_is_gradient(softmax_backward(g, y), g, y)
