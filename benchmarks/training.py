@@ -18,7 +18,7 @@ differ from version to version, and autograd's own time is the host's, which the
 `device` does not count.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import pandas as pd
 import torch
@@ -218,3 +218,21 @@ def shares(df: pd.DataFrame, dtype: torch.dtype) -> pd.DataFrame:
     times = record.pivot(record.select(df, dtype=dtype), "p50_us")
     times = times.drop(columns="copy", errors="ignore")
     return times.rdiv(times.pop(STREAM), axis=0)
+
+
+def ranges(shares: Mapping[torch.dtype, pd.DataFrame]) -> list[list]:
+    """Each provider's least and greatest share, for `show.table`.
+
+    Args:
+        shares: of several dtypes, from `shares`.
+
+    Returns:
+        Rows of the provider, a range for each dtype, and the lengths that it took.
+    """
+    frames = list(shares.values())
+    found = []
+    for name in frames[0]:
+        of = [frame[name].dropna() for frame in frames]
+        texts = [f"{one.min():.2f} to {one.max():.2f}" for one in of]
+        found.append([name, *texts, f"{max(map(len, of))} of {len(frames[0])}"])
+    return found

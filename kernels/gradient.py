@@ -317,7 +317,7 @@ def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     """Chooses for short rows of n_cols values.
 
     Accesses of 2 elements fit even rows. A second block saves a turn where the first
-    would be half empty. Two values are little for a thread, so it has 8 such rows.
+    would be half empty. Two values are little for a thread, so it has 4 such rows.
     """
     is_even = n_cols % 2 == 0
     if not is_even and n_cols <= LONGEST_PAIRS[element_size]:
@@ -331,7 +331,7 @@ def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     block_cols, rest_cols = launch.power_of_2(body), 0
     if not edges and body <= block_cols * 3 // 4 and block_cols >= 4 * threads * vector:
         block_cols, rest_cols = block_cols // 2, block_cols // 4
-    rows = 1024 if n_cols == 2 else 128 // threads
+    rows = 512 if n_cols == 2 else 128 // threads
     return ShortConfig(rows, block_cols, rest_cols, vector, threads, edges)
 
 

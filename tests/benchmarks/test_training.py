@@ -119,3 +119,12 @@ def test_shares_are_of_the_stream():
     shares = training.shares(df, SINGLE)
     assert list(shares) == ["torch"]
     assert shares["torch"].to_dict() == {64: 0.5, 65: 1.0}
+
+
+def test_ranges_are_of_each_provider_in_each_dtype():
+    single = pd.DataFrame({"torch": [0.5, 0.25], "quack": [0.75, float("nan")]})
+    half = pd.DataFrame({"torch": [0.125, 1.0], "quack": [0.5, float("nan")]})
+    assert training.ranges({SINGLE: single, HALF: half}) == [
+        ["torch", "0.25 to 0.50", "0.12 to 1.00", "2 of 2"],
+        ["quack", "0.75 to 0.75", "0.50 to 0.50", "1 of 2"],
+    ]
