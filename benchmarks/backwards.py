@@ -101,7 +101,7 @@ def edges_kernel(
     is_row = rows < n_rows  # the last tile may lack rows
     start = rows.to(tl.int64) * n_cols
     head, body = split_row(start, n_cols, VECTOR)
-    edge = tl.arange(0, 2 * VECTOR)[:, None]  # edges run down, rows run across
+    edge = tl.arange(0, 2 * VECTOR)[:, None]  # a row of the tile is a column here
     heads, bodies = head[None, :], body[None, :]
     edge_cols, at_edge = edge_columns(edge, heads, bodies, n_cols, VECTOR)
     edges, at_edge = start[None, :] + edge_cols, at_edge & is_row[None, :]
@@ -213,7 +213,7 @@ def ends_kernel(y_ptr, x_ptr, n_cols, ACROSS: tl.constexpr):
     Args:
         y_ptr, x_ptr: first elements of matrices.
         n_cols: of the matrices; 256 go to the large block, 8 to the small one.
-        ACROSS: whether rows run across the small block; otherwise they run down.
+        ACROSS: whether the small block lies on its side: a row is a column of it.
     """
     AXIS: tl.constexpr = 0 if ACROSS else 1  # of the small block's columns
     starts, ends = tl.arange(0, 4) * n_cols, 256 + tl.arange(0, 8)
@@ -226,7 +226,7 @@ def ends_kernel(y_ptr, x_ptr, n_cols, ACROSS: tl.constexpr):
     tl.store(y_ptr + ends, at_ends - tl.expand_dims(row_sum, AXIS))
 
 
-ENDS = ("rows run", "loads of the small block, per thread", "instructions")
+ENDS = ("small block", "loads of it, per thread", "instructions")
 """What the columns of `ends` are."""
 
 
@@ -237,7 +237,7 @@ def ends() -> list[tuple[str, int, int]]:
         made = compile.aot(ends_kernel, pointer, pointer, 265, across, num_warps=2)
         small = made.count(r"ld\.global\S*\.b16\b")
         instructions = made.count(r"^    [^N]", "sass")
-        rows.append(("across" if across else "down", small, instructions))
+        rows.append(("on its side" if across else "upright", small, instructions))
     return rows
 
 

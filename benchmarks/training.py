@@ -1,4 +1,4 @@
-"""A training step's softmax beside the peers': forth and back, and the way back alone.
+"""A training step's softmax and its gradient, or that alone, beside the peers'.
 
 Every provider takes one tensor of two matrices: the gradient for the result, and the
 input of the softmax. So it has the same values in every process. The peers are those of
@@ -194,7 +194,7 @@ def verify(both: torch.Tensor, result: torch.Tensor) -> None:
     y = torch.softmax(x, -1)
     products = gradient * y
     expected = products - y * products.sum(-1, keepdim=True)
-    # The result of the way forth was rounded, too, and terms of both signs are added.
+    # The forward pass's result was rounded, too, and terms of both signs are added.
     scale = y * (gradient.abs() + products.abs().sum(-1, keepdim=True))
     info = torch.finfo(both.dtype)
     allowed = 4 * peers.RELATIVE[both.dtype] * scale + info.smallest_normal

@@ -20,7 +20,7 @@ The ladder (what each chapter's module changes, and what that buys):
     online      running (max, sum) pairs     rows of any length, in two readings
     cooperative programs that share a row    long rows, in one reading
     fastest     the kernel that fits         one softmax for every shape
-    gradient    two inputs, one reduction    the way back at the speed of memory
+    gradient    two inputs, one reduction    the backward pass at the speed of memory
     operator    a call, prepared once        a cheap call, which PyTorch knows by name
 """
 

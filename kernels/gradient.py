@@ -1,11 +1,11 @@
-"""The way back: the gradient for x, from y = softmax(x) and the gradient for y.
+"""The backward pass: the gradient for x, from y = softmax(x) and the gradient for y.
 
 Builds on: `tiled`, `unaligned` and `cooperative`; two kernels do here what theirs do.
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
     for each row, the sum of their products. In the block of a row's edges, a column is
-    a row of the tile, or the compiler would copy the block into every thread. Most
+    a row of the tile, or the compiler would copy each value into many threads. Most
     short rows that 16 bytes do not divide have a kernel with the blocks of `unaligned`.
-    The shortest odd rows are taken in pairs: two in line are an even row.
+    The shortest rows of odd length are taken in pairs: two have an even length.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
     row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
@@ -22,7 +22,7 @@ from kernels import cooperative
 from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
 from kernels.lab import launch
 from kernels.lab.backward import Backward
-from kernels.lab.launch import SIZES, Launch, Pointer, constants_of, pointer_to
+from kernels.lab.launch import Launch, Pointer, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, widen
 from kernels.unaligned import edge_columns, load_block, load_edges, own_sum, split_row
 
@@ -41,7 +41,7 @@ LONG_PARTS = 32768, 4, 168  # of float32
 EDGES_TILE = {2: 960, 4: 240}
 # And the longest rows that 2 threads take, that 4 take, and that are short:
 SHORT_ROWS = {2: (17, 32, 127), 4: (6, 18, 31)}
-LONGEST_PAIRS = {2: 31, 4: 13}  # the longest odd rows that are taken in pairs
+LONGEST_PAIRS = {2: 31, 4: 13}  # the longest rows that are taken in pairs
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def combine(g, y, row_dot):
 
 @triton.jit
 def is_second(n_cols, FIRST, COLS, THREADS, VECTOR):
-    """Which of a block's values are the second row's, of two rows of n_cols in line."""
+    """Which values of a block are of the second of two adjacent rows of n_cols."""
     TURNS: tl.constexpr = COLS // (THREADS * VECTOR)
     cols = FIRST + tl.arange(0, COLS)
     return tl.reshape(cols >= n_cols, (TURNS, 1, THREADS, VECTOR))
@@ -85,9 +85,9 @@ def is_second(n_cols, FIRST, COLS, THREADS, VECTOR):
 
 @triton.jit
 def load_short(ptrs, matrix, FIRST, COLS, ROWS, THREADS, VECTOR, PAIRS):
-    """Both tensors' block of `load_block`, or edges if COLS is 0, and their sums.
+    """Both tensors' block of `load_block`, or edges if COLS is 0.
 
-    With PAIRS, the sums of the two rows lie side by side in a last dimension.
+    Also each row's sum of products. With PAIRS, a last dimension has those of two rows.
     """
     _, gradient_ptr, y_ptr = ptrs
     source, row = (gradient_ptr, 0, 0.0), tl.program_id(0) * ROWS
@@ -98,13 +98,13 @@ def load_short(ptrs, matrix, FIRST, COLS, ROWS, THREADS, VECTOR, PAIRS):
     g, at, inside = block
     # Without a hint for L2, which would take instructions.
     y = tl.reshape(tl.load(y_ptr + at, inside, 0.0), g.shape)
-    products, second = widen(g) * widen(y), inside
+    products = widen(g) * widen(y)
     if PAIRS:
         second = is_second(matrix[1] // 2, FIRST, COLS, THREADS, VECTOR)
         one_dot = own_sum(tl.where(second, 0.0, products))
         row_dot = tl.join(one_dot, own_sum(tl.where(second, products, 0.0)))
     else:
-        row_dot = own_sum(products)
+        second, row_dot = 0, own_sum(products)
     return (g, y, at, inside, second), row_dot
 
 
@@ -121,7 +121,7 @@ def store_short(ptrs, block, row_dot, PAIRS):
 
 @triton.jit
 def short_tile(ptrs, matrix, ROWS, COLS, REST, VECTOR, THREADS, EDGES, PAIRS):
-    """Computes one tile of short rows. A thread has values of one row, or one pair."""
+    """Computes one tile of short rows, or of pairs of them, each in THREADS threads."""
     block, row_dot = load_short(ptrs, matrix, 0, COLS, ROWS, THREADS, VECTOR, PAIRS)
     if REST:
         rest, rest_dot = load_short(
@@ -139,7 +139,7 @@ def short_tile(ptrs, matrix, ROWS, COLS, REST, VECTOR, THREADS, EDGES, PAIRS):
         store_short(ptrs, rest, row_dot, PAIRS)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=["n_rows", "n_cols"])
 def short_kernel(
     output_ptr,
     gradient_ptr,
@@ -157,8 +157,8 @@ def short_kernel(
     """One program computes one tile of short rows, or of pairs of short rows.
 
     Args: as for `gradient_kernel`; REST_COLS and THREADS as for `kernels.unaligned`.
-        PAIRS: whether two rows in line are taken as one row, of ROWS. Accesses of two
-            elements fit it, where rows are odd.
+        PAIRS: whether two adjacent rows are taken as one, of 2 * n_cols values. Then
+            ROWS and the columns are those of pairs, VECTOR is 2, and EDGES is not used.
     """
     ptrs = output_ptr, gradient_ptr, y_ptr
     matrix = n_rows, n_cols, n_cols, 0
@@ -301,7 +301,7 @@ class Config:
 
 @dataclass(frozen=True)
 class ShortConfig:
-    """The constants and launch options of `short_kernel`; rows may be pairs."""
+    """The constants and launch options of `short_kernel`, of pairs where `pairs`."""
 
     rows: int
     block_cols: int
@@ -316,8 +316,8 @@ class ShortConfig:
 def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     """Chooses for short rows of n_cols values.
 
-    Accesses of 2 elements fit even rows. A second block saves a turn where the first
-    would be half empty. Two values are little for a thread, so it has 4 such rows.
+    Accesses of 2 elements fit even lengths. A second block saves one turn of four where
+    a quarter of one block would be empty. A thread has 4 pairs of rows of one value.
     """
     is_even = n_cols % 2 == 0
     if not is_even and n_cols <= LONGEST_PAIRS[element_size]:

@@ -91,6 +91,15 @@ def test_is_right(n_cols, dtype):
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("n_cols", [1, 3, 7, 9])
+def test_pairs_are_right_beside_a_row_without_a_partner(n_cols, dtype):
+    """The last program takes its rows one by one, those before it take pairs."""
+    config = gradient.choose_config(10**5, n_cols, dtype.itemsize)
+    g, y = inputs(2 * config.rows + 3, n_cols, dtype)
+    assert_is_gradient(softmax_backward(g, y), g, y)
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
 @pytest.mark.parametrize("n_cols", [8192, 8193, 10_001, 16_384, 20_001, 50_257])
 def test_is_right_for_long_rows(n_cols, dtype):
     g, y = inputs(2, n_cols, dtype)
@@ -247,7 +256,7 @@ def test_float64_is_computed_in_float64():
 @pytest.mark.parametrize("dtype", [torch.float16, HALF, SINGLE, torch.float64])
 @pytest.mark.parametrize("of_y", [torch.float16, HALF, SINGLE])
 def test_the_result_may_have_another_dtype(of_y, dtype, n_cols):
-    """As where softmax(x, dtype=float32) is the way forth for a bfloat16 x."""
+    """As where softmax(x, dtype=float32) is the forward pass for a bfloat16 x."""
     g, y = inputs(3, n_cols, of_y)
     x = softmax_backward(g, y, 1, dtype)
     assert x.dtype == dtype
@@ -298,9 +307,9 @@ def test_the_derivative_by_the_gradient_is_the_kernel_again():
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
 @pytest.mark.parametrize("n_cols", [1, 7, 33, 64, 100, 1001])
 def test_moves_three_values_for_each(n_cols, dtype):
-    moved = meter.count(softmax_backward, *inputs(3, n_cols, dtype))
-    assert moved.values[:2] == (2 * 3 * n_cols, 3 * n_cols)
-    assert moved.bytes == 3 * 3 * n_cols * dtype.itemsize
+    moved = meter.count(softmax_backward, *inputs(4, n_cols, dtype))
+    assert moved.values[:2] == (2 * 4 * n_cols, 4 * n_cols)
+    assert moved.bytes == 3 * 4 * n_cols * dtype.itemsize
 
 
 def launched_twice(n_cols: int) -> None:

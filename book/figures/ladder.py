@@ -24,8 +24,8 @@ from kernels.lab.plot import Figure
 CASE = record.Case(torch.bfloat16, 4096, 32768)
 CLOCK = "device"
 # Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
-# launches the kernel of `strided`, `gradient` goes the way back, and `operator` makes
-# PyTorch know both ways.
+# launches the kernel of `strided`, `gradient` is the backward pass, and `operator`
+# makes PyTorch know both.
 BESIDE = (
     *("traffic", "residency", "gradient", "operator"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),

@@ -1,4 +1,4 @@
-"""The way back through a softmax, as PyTorch's machinery sees it.
+"""The backward pass of a softmax, as PyTorch's machinery sees it.
 
 A `Backward` computes y * (g - sum(g * y)): the gradient for x from y = softmax(x, dim)
 and the gradient g for y. One of three takes a call:

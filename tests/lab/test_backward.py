@@ -1,4 +1,4 @@
-"""The way back as PyTorch's machinery sees it, shown of softmax's."""
+"""The backward pass as PyTorch's machinery sees it, shown of softmax's."""
 
 import pytest
 import torch
