@@ -158,7 +158,7 @@ def short_kernel(
 
     Args: as for `gradient_kernel`; REST_COLS and THREADS as for `kernels.unaligned`.
         PAIRS: whether two adjacent rows are taken as one, of 2 * n_cols values. Then
-            ROWS and the columns are those of pairs, VECTOR is 2, and EDGES is not used.
+            ROWS and columns are those of pairs, VECTOR divides them, EDGES is not used.
     """
     ptrs = output_ptr, gradient_ptr, y_ptr
     matrix = n_rows, n_cols, n_cols, 0
@@ -313,15 +313,18 @@ class ShortConfig:
     num_warps: int = 4
 
 
-def choose_short(n_cols: int, element_size: int) -> ShortConfig:
-    """Chooses for short rows of n_cols values.
+def choose_short(n_cols: int, element_size: int, pairs: bool = False) -> ShortConfig:
+    """Chooses for short rows of n_cols values, or for pairs of n_cols values.
 
     Accesses of 2 elements fit even lengths. A second block saves one turn of four where
     a quarter of one block would be empty. A thread has 4 pairs of rows of one value.
     """
     is_even = n_cols % 2 == 0
     if not is_even and n_cols <= LONGEST_PAIRS[element_size]:
-        return replace(choose_short(2 * n_cols, element_size), pairs=True)
+        return choose_short(2 * n_cols, element_size, pairs=True)
+    if element_size == 2 and n_cols in (14, 30) and not pairs:  # two fill a block
+        threads = 2 if n_cols == 14 else 4
+        return ShortConfig(128 // threads, 16 * threads, 0, 4, threads, False, True)
     vector = 2 if n_cols <= (64 if is_even and element_size == 2 else 26) else 4
     edges = n_cols % vector > 0
     *by_threads, _ = SHORT_ROWS[element_size]
@@ -332,7 +335,7 @@ def choose_short(n_cols: int, element_size: int) -> ShortConfig:
     if not edges and body <= block_cols * 3 // 4 and block_cols >= 4 * threads * vector:
         block_cols, rest_cols = block_cols // 2, block_cols // 4
     rows = 512 if n_cols == 2 else 128 // threads
-    return ShortConfig(rows, block_cols, rest_cols, vector, threads, edges)
+    return ShortConfig(rows, block_cols, rest_cols, vector, threads, edges, pairs)
 
 
 def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | ShortConfig:
