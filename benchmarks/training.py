@@ -227,7 +227,8 @@ def ranges(shares: Mapping[torch.dtype, pd.DataFrame]) -> list[list]:
         shares: of several dtypes, from `shares`.
 
     Returns:
-        Rows of the provider, a range for each dtype, and the lengths that it took.
+        Rows of the provider, a range for each dtype, and at how many lengths it has a
+        time (in the dtype where it has more).
     """
     frames = list(shares.values())
     found = []
