@@ -49,7 +49,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     x = torch.randn(SHAPE, device=backend.DEVICE)
     y, leaf = torch.empty_like(x), x.clone().requires_grad_()
     through_triton = tiled.launch_for(y, x)
-    prepared = launch.CachedLaunch(through_triton)
+    prepared = direct.CachedLaunch(through_triton)
     ours, native = fastest.softmax, functools.partial(torch.softmax, dim=-1)
     grad = torch.autograd.grad
     return {
@@ -112,7 +112,7 @@ def new_length_pieces(
     taken: list[dict[str, float]] = []
     with contextlib.ExitStack() as stack:
         watch: dict[str, float] = {}
-        timed = {**PIECES, LAUNCH: [(launch.CachedLaunch, "__call__")]}
+        timed = {**PIECES, LAUNCH: [(direct.CachedLaunch, "__call__")]}
         for name, places in timed.items():
             for owner, attribute in places:
                 stack.enter_context(_stopwatch(owner, attribute, watch, name))

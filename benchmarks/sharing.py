@@ -8,7 +8,6 @@ providers = {"cooperative.patience50": sharing.patient(50)}
 
 The kernels of this module take contiguous float32 matrices.
 """
-# ruff: noqa: RUF059 (one kernel ignores what the next one uses: the diff stays small)
 
 import dataclasses
 import functools
@@ -21,7 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels import cooperative, unaligned
-from kernels.cooperative import Config, choose_task, look, pack
+from kernels.cooperative import Config, choose_task, look, no_pairs, pack
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, record
 from kernels.lab.launch import Launch
 from kernels.lab.limited import LimitedLaunch
@@ -124,6 +123,16 @@ def judge(write: Any) -> None:
 
 
 @triton.jit
+def publish_pair(words, part, x):
+    """Publishes the pair of a part x. Atomic operations write to L2, for all SMs."""
+    row_ptr, tag, n_parts = words
+    part_max = tl.max(x, axis=0)
+    part_sum = tl.sum(exp_shifted_or_zero(x, part_max), axis=0)
+    tl.atomic_xchg(row_ptr + part, pack(part_max, tag), sem="relaxed")
+    tl.atomic_xchg(row_ptr + n_parts + part, pack(part_sum, tag), sem="relaxed")
+
+
+@triton.jit
 def waiting_kernel(
     output_ptr,
     input_ptr,
@@ -144,22 +153,18 @@ def waiting_kernel(
     own = tl.program_id(0)
     row, part = own.to(tl.int64) // n_parts, own % n_parts
     cols = part * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-    places, inside = row * n_cols + cols, cols < n_cols
+    row_start, inside = row * n_cols, cols < n_cols
     # Loaded once: x stays in registers until the results are stored.
-    x = tl.load(input_ptr + places, mask=inside, other=-float("inf"))
-    part_max = tl.max(x, axis=0)
-    part_sum = tl.sum(exp_shifted_or_zero(x, part_max), axis=0)
-    # Publish the pair. Atomic operations write to L2, which all SMs share.
-    row_ptr = words_ptr + row * (2 * n_parts)
-    tl.atomic_xchg(row_ptr + part, pack(part_max, tag), sem="relaxed")
-    tl.atomic_xchg(row_ptr + n_parts + part, pack(part_sum, tag), sem="relaxed")
-    # Look until no pair is missing.
-    maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+    x = tl.load(input_ptr + row_start + cols, mask=inside, other=-float("inf"))
+    words = words_ptr + row * (2 * n_parts), tag, n_parts
+    publish_pair(words, part, x)
+    maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
+    n_missing = n_parts
     while n_missing > 0:
-        maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
+        maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
     row_max, row_sum = merge_axis(maxima, sums, 0)
     y = exp_shifted(x, row_max) / row_sum
-    tl.store(output_ptr + places, y, mask=inside)
+    tl.store(output_ptr + row_start + cols, y, mask=inside)
 
 
 @triton.jit
@@ -180,32 +185,48 @@ def helping_kernel(
         As for `waiting_kernel`.
     """
     own = tl.program_id(0)
-    task = own  # the program whose part is computed; -1 at the end
-    while task >= 0:
-        row, part = task.to(tl.int64) // n_parts, task % n_parts
-        cols = part * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
-        places, inside = row * n_cols + cols, cols < n_cols
-        # Loaded once: x stays in registers until the results are stored.
-        x = tl.load(input_ptr + places, mask=inside, other=-float("inf"))
-        part_max = tl.max(x, axis=0)
-        part_sum = tl.sum(exp_shifted_or_zero(x, part_max), axis=0)
-        # Publish the pair. Atomic operations write to L2, which all SMs share.
-        row_ptr = words_ptr + row * (2 * n_parts)
-        tl.atomic_xchg(row_ptr + part, pack(part_max, tag), sem="relaxed")
-        tl.atomic_xchg(row_ptr + n_parts + part, pack(part_sum, tag), sem="relaxed")
-        # Look until no pair is missing.
-        maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
-        looks = 1
-        while (n_missing > 0) & (task == own) & (looks < PATIENCE):
-            maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
-            looks += 1
-        if (n_missing > 0) | (task != own):
-            task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
-        else:
-            row_max, row_sum = merge_axis(maxima, sums, 0)
-            y = exp_shifted(x, row_max) / row_sum
-            tl.store(output_ptr + places, y, mask=inside)
-            task = -1
+    row, part = own.to(tl.int64) // n_parts, own % n_parts
+    cols = part * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+    row_start, inside = row * n_cols, cols < n_cols
+    # Loaded once: x stays in registers until the results are stored.
+    x = tl.load(input_ptr + row_start + cols, mask=inside, other=-float("inf"))
+    words = words_ptr + row * (2 * n_parts), tag, n_parts
+    publish_pair(words, part, x)
+    maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
+    n_missing = n_parts
+    looks = 0
+    while n_missing > 0:
+        maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
+        looks += 1
+        if (n_missing > 0) & (looks >= PATIENCE):  # help
+            task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS) % n_parts
+            places = task * BLOCK_COLS + tl.arange(0, BLOCK_COLS)
+            ptrs = input_ptr + row_start + places
+            other = tl.load(ptrs, mask=places < n_cols, other=-float("inf"))
+            publish_pair(words, task, other)
+    row_max, row_sum = merge_axis(maxima, sums, 0)
+    y = exp_shifted(x, row_max) / row_sum
+    tl.store(output_ptr + row_start + cols, y, mask=inside)
+
+
+def registers() -> list[tuple]:
+    """What the kernels need of an SM, with parts of 32 KiB and 4 warps.
+
+    Returns:
+        Rows of a kernel's name, the registers of a thread without a limit, and the
+        bytes that a thread spills with the chapter's limit. The kernels are compiled
+        for the GPU here, or for an H200.
+    """
+    usual = launch_for(*MANY)
+    limit = usual.constants["maxnreg"]
+    x, words = compile.pointer(torch.float32), compile.pointer(torch.int64)
+    sizes = MANY[1], usual.scalars[-1], usual.constants["BLOCK_COLS"], 128
+    how = {waiting_kernel: {}, helping_kernel: {"PATIENCE": cooperative.PATIENCE}}
+    made = [(kernel, (x, x, words, 1, *sizes), how[kernel]) for kernel in how]
+    made.append(compile.bare(usual))
+    free = compile.aot_all([(*two, more | {"maxnreg": None}) for *two, more in made])
+    tight = compile.aot_all([(*two, more | {"maxnreg": limit}) for *two, more in made])
+    return [(a.name, a.registers, b.spills) for a, b in zip(free, tight, strict=True)]
 
 
 # ---- who is there --------------------------------------------------------------------
@@ -348,7 +369,7 @@ def residents(
 
 MANY, ONE_ROW, ONE_PART = (1024, 131072), (1, 1048576), (16384, 8192)  # float32
 PATIENCES = sorted({1, 5, 500, 5000, cooperative.PATIENCE})
-RESIDENT = (1, 2, 3, 4, 5)
+RESIDENT = (1, 2, 3, 4, 5, 6)
 
 
 def patient(patience: int, missing: int = 0) -> Softmax:

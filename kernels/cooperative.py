@@ -56,18 +56,26 @@ def publish(word_ptr, seen, value, tag):
 
 
 @triton.jit
-def look(words_ptr, tag, n_parts, BLOCK_PARTS):
-    """Reads a row's words: maxima, sums, which parts are missing, and how many are."""
-    parts = tl.arange(0, BLOCK_PARTS)
-    is_part = parts < n_parts
+def no_pairs(n_parts, BLOCK_PARTS):
+    """What a program knows before it looks: identity pairs, and every part missing."""
+    missing = tl.arange(0, BLOCK_PARTS) < n_parts
+    maxima = tl.full((BLOCK_PARTS,), -float("inf"), tl.float32)
+    return maxima, tl.zeros((BLOCK_PARTS,), tl.float32), missing
+
+
+@triton.jit
+def look(words, maxima, sums, missing):
+    """Reads the missing words: maxima, sums, which parts are missing, and how many."""
+    row_ptr, tag, n_parts = words
+    max_ptrs = row_ptr + tl.arange(0, missing.shape[0])
     # Volatile loads read the words from memory each time, not from a register or L1.
-    max_ptrs, sum_ptrs = words_ptr + parts, words_ptr + n_parts + parts
-    max_words = tl.load(max_ptrs, mask=is_part, other=0, volatile=True)
-    sum_words = tl.load(sum_ptrs, mask=is_part, other=0, volatile=True)
-    missing = is_part & ~(has_tag(max_words, tag) & has_tag(sum_words, tag))
-    # Where there is no part, the words are 0: as a sum that is the identity already.
-    maxima = tl.where(is_part, unpack(max_words), -float("inf"))
-    return maxima, unpack(sum_words), missing, tl.sum(missing.to(tl.int32), axis=0)
+    max_words = tl.load(max_ptrs, mask=missing, other=0, volatile=True)
+    sum_words = tl.load(max_ptrs + n_parts, mask=missing, other=0, volatile=True)
+    found = missing & has_tag(max_words, tag) & has_tag(sum_words, tag)
+    maxima = tl.where(found, unpack(max_words), maxima)
+    sums = tl.where(found, unpack(sum_words), sums)
+    missing = missing & ~found
+    return maxima, sums, missing, tl.sum(missing.to(tl.int32), axis=0)
 
 
 @triton.jit
@@ -80,6 +88,82 @@ def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
     distance = (parts - part + n_parts * n_there) % n_there
     order = tl.where(missing, distance * n_parts + parts, n_parts * n_parts + part)
     return own - part + tl.min(order, axis=0) % n_parts
+
+
+@triton.jit
+def reduce_part(task, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
+    """The pair of the part of program `task`, and what `store_part` needs."""
+    output_ptr, input_ptr, output_stride, input_stride, shift, n_cols, n_parts = matrix
+    row = (task // n_parts).to(tl.int64)
+    part = task % n_parts
+    cols, first = tl.arange(0, BLOCK_COLS), part * BLOCK_COLS
+    input_row, output_row = row * input_stride, row * output_stride
+    if EDGES:
+        head, body = split_row(output_row + shift, n_cols, VECTOR)
+        edge = tl.arange(0, 2 * VECTOR)
+        edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
+        at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, n_parts - 1))
+        edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
+        edge_ptrs = output_ptr + output_row + edge_cols
+        start = (output_row + shift + head) // VECTOR * VECTOR + first
+        input_ptrs = input_ptr + input_row + head + first + cols
+        if SAME:
+            input_ptrs = tl.multiple_of(input_ptr - shift, 16) + start + cols
+        output_ptrs = tl.multiple_of(output_ptr - shift, 16) + start + cols
+        inside = cols // VECTOR * VECTOR < body - first
+    else:
+        edges, edge_ptrs, at_edge = 0, 0, 0  # none
+        start = row * (input_stride // VECTOR * VECTOR) + first
+        input_ptrs = input_ptr + start + cols
+        start = row * (output_stride // VECTOR * VECTOR) + first
+        output_ptrs = output_ptr + start + cols
+        inside = cols < n_cols // VECTOR * VECTOR - first
+    x = load_or_neg_inf(input_ptrs, inside)
+    part_max = tl.max(x.to(tl.float32), axis=0)
+    if EDGES:
+        part_max = tl.maximum(part_max, tl.max(edges.to(tl.float32), axis=0))
+    finite = tl.where(part_max == -float("inf"), 0.0, part_max)  # not -inf - -inf
+    part_sum = tl.sum(exp_shifted(widen(x), finite), axis=0)
+    if EDGES:
+        part_sum += tl.sum(exp_shifted(edges, finite), axis=0)
+    return part_max, part_sum, x, output_ptrs, inside, edges, edge_ptrs, at_edge
+
+
+@triton.jit
+def store_part(part, maxima, sums, EDGES):
+    """Merges the row's pairs, and writes the softmax of a part."""
+    _, _, x, output_ptrs, inside, edges, edge_ptrs, at_edge = part
+    row_max, row_sum = merge_axis(maxima, sums, 0)
+    factor = 1 / row_sum
+    if EDGES:
+        tl.store(edge_ptrs, exp_shifted(edges, row_max) * factor, mask=at_edge)
+    tl.store(output_ptrs, exp_shifted(widen(x), row_max) * factor, mask=inside)
+
+
+@triton.jit(noinline=True)
+def help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
+    """Computes a row's missing pairs, and then program `own`'s part once more.
+
+    Not inlined: its code would cost registers where no program helps.
+    """
+    row_ptr, tag, n_parts = words
+    maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
+    n_missing = n_parts
+    while n_missing >= 0:
+        maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
+        task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
+        # Where the output is the input, x may hold results already. Then the part's own
+        # program has published, and `publish` leaves its words.
+        word_ptr = row_ptr + task % n_parts
+        seen_max = tl.load(word_ptr, volatile=True)
+        seen_sum = tl.load(word_ptr + n_parts, volatile=True)
+        part = reduce_part(task, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
+        if n_missing > 0:
+            publish(word_ptr, seen_max, part[0], tag)
+            publish(word_ptr + n_parts, seen_sum, part[1], tag)
+        else:
+            store_part(part, maxima, sums, EDGES)
+            n_missing = -1
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -106,81 +190,35 @@ def softmax_kernel(
     it computes missing pairs until none is missing, and then its own part once more. A
     pair is the same, bit by bit, whichever program computes it.
 
-    Args:
-        output_ptr, input_ptr: the tensors' first elements; may be equal.
+    Args: as in `kernels.unaligned`, and the output may be the input.
         words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums.
         tag: this call's; no earlier call's word has it.
-        output_row_stride, …, n_cols: as in `kernels.unaligned`.
         n_parts: parts of a row. Neighbouring programs take neighbouring parts.
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
-        VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
-            the last part its tail.
-        SAME: as in `kernels.unaligned`; not used without EDGES.
+            the last part its tail. SAME is not used without it.
         PATIENCE: how often a program looks for the other parts before it helps.
     """
     LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
     own = tl.program_id(0)
-    cols = tl.arange(0, BLOCK_COLS)
-    task = own  # the program whose part this program computes; -1 at the end
-    while task >= 0:
-        row = (task // n_parts).to(tl.int64)
-        part = task % n_parts
-        first = part * BLOCK_COLS
-        row_ptr = words_ptr + row * (2 * n_parts)
-        max_ptr, sum_ptr = row_ptr + part, row_ptr + n_parts + part
-        # Where the output is the input, x may hold results already. Then the part's own
-        # program has published, and `publish` leaves its words.
-        seen_max = tl.load(max_ptr, volatile=True)
-        seen_sum = tl.load(sum_ptr, volatile=True)
-        input_row, output_row = row * input_row_stride, row * output_row_stride
-        if EDGES:
-            head, body = split_row(output_row + output_shift, n_cols, VECTOR)
-            edge = tl.arange(0, 2 * VECTOR)
-            edge_cols, at_edge = edge_columns(edge, head, body, n_cols, VECTOR)
-            at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, n_parts - 1))
-            edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
-            start = (output_row + output_shift + head) // VECTOR * VECTOR + first
-            input_ptrs = input_ptr + input_row + head + first + cols
-            if SAME:
-                input_ptrs = tl.multiple_of(input_ptr - output_shift, 16) + start + cols
-            inside = cols // VECTOR * VECTOR < body - first
-        else:
-            start = row * (input_row_stride // VECTOR * VECTOR) + first
-            input_ptrs = input_ptr + start + cols
-            inside = cols < n_cols // VECTOR * VECTOR - first
-        x = load_or_neg_inf(input_ptrs, inside)
-        part_max = tl.max(x.to(tl.float32), axis=0)
-        if EDGES:
-            part_max = tl.maximum(part_max, tl.max(edges.to(tl.float32), axis=0))
-        finite = tl.where(part_max == -float("inf"), 0.0, part_max)  # not -inf - -inf
-        part_sum = tl.sum(exp_shifted(widen(x), finite), axis=0)
-        if EDGES:
-            part_sum += tl.sum(exp_shifted(edges, finite), axis=0)
-        publish(max_ptr, seen_max, part_max, tag)
-        publish(sum_ptr, seen_sum, part_sum, tag)
-
-        maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
-        looks = 1
-        while (n_missing > 0) & (task == own) & (looks < LOOKS):
-            maxima, sums, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
-            looks += 1
-        if (n_missing > 0) | (task != own):
-            task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
-        else:
-            row_max, row_sum = merge_axis(maxima, sums, 0)
-            factor = 1 / row_sum
-            if EDGES:
-                y = exp_shifted(edges, row_max) * factor
-                tl.store(output_ptr + output_row + edge_cols, y, mask=at_edge)
-                output_ptrs = tl.multiple_of(output_ptr - output_shift, 16) + start
-            else:
-                start = row * (output_row_stride // VECTOR * VECTOR) + first
-                output_ptrs = output_ptr + start
-            y = exp_shifted(widen(x), row_max) * factor
-            tl.store(output_ptrs + cols, y, mask=inside)
-            task = -1
+    matrix = output_ptr, input_ptr, output_row_stride, input_row_stride, output_shift
+    matrix += n_cols, n_parts
+    part = reduce_part(own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
+    row_ptr = words_ptr + (own // n_parts).to(tl.int64) * (2 * n_parts)
+    words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own % n_parts
+    tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
+    tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
+    maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
+    maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
+    looks = 1
+    while (n_missing > 0) & (looks < LOOKS):
+        maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
+        looks += 1
+    if n_missing == 0:
+        store_part(part, maxima, sums, EDGES)
+    else:
+        help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME)
 
 
 @dataclass(frozen=True)
@@ -203,24 +241,26 @@ def choose_config(
     """The configuration for n_rows rows of n_cols values, on the current GPU.
 
     While a program waits, only other programs load. So parts are large, and a thread's
-    registers are capped, to keep as much of the matrix as possible in each SM. A small
-    tensor has small parts instead, so that many SMs get one. `unaligned.alignment`
-    returns the last arguments.
+    registers are capped, to keep as much of the matrix as possible in each SM: with 80,
+    192 KiB. A small tensor has small parts instead, so that many SMs get one.
+    `unaligned.alignment` returns the last arguments.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     few = n_rows * row_bytes < FEW_BYTES * sms
     if few and vector * element_size < 16:
         vector = 1  # one kernel less
     edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
-    part_bytes, num_warps, maxnreg = 32768, 4, 96
+    part_bytes, num_warps, maxnreg = 32768, 4, 84 if edges else 80
     if few:
         length = launch.power_of_2(row_bytes)
-        part_bytes = min(max(8192, length // 64), max(16384, length // 256), 32768)
+        part_bytes = min(max(4096, length // 64), max(16384, length // 256), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
     elif vector == 1 and not same_shift:
         part_bytes, maxnreg = 8192 * element_size, 80 if edges else 96
-    elif row_bytes >= LONG_BYTES * sms // (4 if edges else 1):
-        part_bytes, maxnreg = 65536, 168
+    elif edges and element_size == 2 and row_bytes >= LONG_BYTES * sms // 4:
+        part_bytes, maxnreg = 65536, 160
+    elif row_bytes >= LONG_BYTES * sms:
+        part_bytes, num_warps, maxnreg = 65536, 8, 80
     if edges:
         vector = 16 // element_size if same_shift else 4
     block_cols = part_bytes // element_size

@@ -11,6 +11,7 @@ Source: measured (`notebooks/recorded/`); PTX ISA, cache eviction priority hints
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +26,6 @@ MAX_ROWS = 2**31 - 1  # the most programs of a grid; a tile has at least one row
 TILE_BYTES = 2048  # shorter rows share a tile
 BYTES_PER_WARP = 4096  # 128 bytes in each thread
 SHORT_BYTES = 384  # rows shorter than this may use accesses of two elements
-
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 LOG2E = tl.constexpr(1.4426950408889634)
 # PTX that makes two float32 of one register. bfloat16 is the upper half of float32.
@@ -213,12 +213,13 @@ def launch_for(
     )
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: torch.Tensor, launch_for: Callable = launch_for) -> torch.Tensor:
     """The softmax of every row, by tiles of rows.
 
     Args:
         x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
             MAX_COLS, any strides. Columns that are not adjacent are copied first.
+        launch_for: makes the launch; a later chapter has its own.
 
     Returns:
         (M, N) in x's dtype, contiguous; empty if x is.

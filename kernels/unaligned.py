@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 
 from kernels import tiled
-from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, exp_shifted, widen
 
@@ -261,9 +260,4 @@ def launch_for(
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
-    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        x = x if x.stride(1) == 1 else x.contiguous()
-        launch_for(output, x)(output, x)
-    return output
+    return tiled.softmax(x, launch_for)

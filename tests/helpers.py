@@ -22,7 +22,7 @@ import triton
 from triton.runtime.jit import JITFunction
 
 from kernels import cooperative, fastest, online, tiled, unaligned
-from kernels.lab import backend, direct, gpu, launch
+from kernels.lab import backend, direct, gpu
 
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 
@@ -293,7 +293,7 @@ def _forgotten() -> Iterator[None]:
         kernel.device_caches = defaultdict(kernel.create_binder)
     direct._compiled.clear()
     fastest.known.clear()
-    for cached in _all_of(launch.CachedLaunch):
+    for cached in _all_of(direct.CachedLaunch):
         cached.compiled = None
     try:
         yield
@@ -302,7 +302,7 @@ def _forgotten() -> Iterator[None]:
         fastest.known.clear()
         for kernel, memory in zip(kernels, kept, strict=True):
             vars(kernel).update(memory)
-        for cached in _all_of(launch.CachedLaunch):
+        for cached in _all_of(direct.CachedLaunch):
             cached.compiled = None
 
 

@@ -16,7 +16,7 @@ from kernels.cooperative import Config
 from kernels.lab import backend, cases, check, compile, gpu, meter, occupancy, process
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from kernels.lab.launch import CachedLaunch
+from kernels.lab.direct import CachedLaunch
 from tests.helpers import (
     TOLERANCES,
     TRITON,
@@ -305,7 +305,7 @@ def test_moves_every_value_once_if_partners_are_there(shape):
     assert moved == meter.fused(*shape)[:2]
     words = 2 * n_parts * shape[0]
     assert launch.written_indices == words
-    assert launch.read_indices == 2 * words + words * n_parts  # seen, swapped; a look
+    assert launch.read_indices == words + words * n_parts  # swapped; a look
 
 
 @pytest.mark.parametrize("n_parts", [2, 4, 16, 64])
@@ -321,9 +321,9 @@ def test_reads_a_row_twice_if_partners_are_not_there(n_parts):
 
 
 def test_a_row_of_one_part_needs_no_partner():
-    x = matrix(3, 2000)
+    x = matrix(3, 1000)
     moved = meter.count(cooperative.softmax, x)
-    assert moved.values[:2] == meter.fused(3, 2000)[:2]
+    assert moved.values[:2] == meter.fused(3, 1000)[:2]
 
 
 # ---- the same bits, however the programs meet ----------------------------------------
@@ -501,8 +501,8 @@ def assert_without_the_last_part(n_cols: int) -> None:
     torch.testing.assert_close(y, expected(x)[:, : y.shape[1]], **near)
 
 
-def nothing_is_missing(words_ptr, tag, n_parts, BLOCK_PARTS):
-    maxima, sums, missing, n_missing = look(words_ptr, tag, n_parts, BLOCK_PARTS)
+def nothing_is_missing(words, maxima, sums, missing):
+    maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
     return maxima, sums, missing, n_missing * 0
 
 
@@ -590,7 +590,7 @@ def test_few_rows_have_more_and_smaller_parts():
         )
         assert few.block_cols <= many.block_cols == 8192  # 32 KiB
         assert parts_of(n_cols, few) >= parts_of(n_cols, many)
-    assert cooperative.choose_config(1, 2**16, 4, 4, True).block_cols == 2048
+    assert cooperative.choose_config(1, 2**16, 4, 4, True).block_cols == 1024
 
 
 @pytest.mark.parametrize(
@@ -602,18 +602,20 @@ def test_few_rows_have_more_and_smaller_parts():
         (2**22, 2, True, 65536),
         (800_001, 2, False, 32768),
         (1_000_003, 2, False, 65536),
+        (1_000_003, 4, False, 32768),
         (3_000_001, 4, False, 65536),
     ],
 )
 def test_long_rows_have_larger_parts(n_cols, size, aligned, part_bytes):
-    """And rows that start anywhere have them earlier; the lengths are an H200's."""
+    """16-bit rows that start anywhere have them earlier; the lengths are an H200's."""
     vector = 16 // size if aligned else 1
     config = cooperative.choose_config(1000, n_cols, size, vector, True)
     assert config.block_cols * size == part_bytes
 
 
 @pytest.mark.parametrize(
-    ("n_cols", "part_bytes"), [(2**16, 8192), (2**19, 16384), (2**21, 16384)]
+    ("n_cols", "part_bytes"),
+    [(2**16, 4096), (2**18, 8192), (2**19, 16384), (2**21, 16384)],
 )
 def test_a_few_long_rows_have_parts_of_their_length(n_cols, part_bytes):
     config = cooperative.choose_config(1, n_cols, 2, 8, True)
@@ -667,7 +669,7 @@ def test_rows_are_resident_up_to_a_length(name, sms, element_size, monkeypatch):
         assert 0.96 * share < longest / (sms * 65536 * 4) <= share
 
 
-@pytest.mark.parametrize(("sms", "block_cols"), [(132, 2048), (20, 8192)])
+@pytest.mark.parametrize(("sms", "block_cols"), [(132, 1024), (20, 8192)])
 def test_what_is_few_depends_on_the_gpu(sms, block_cols, monkeypatch):
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of("H200", sms))
     config = cooperative.choose_config(40, 2**16, 4, 4, True)  # 10 MiB
@@ -678,7 +680,9 @@ def test_what_is_few_depends_on_the_gpu(sms, block_cols, monkeypatch):
 def choose_kernel(tasks_ptr, words_ptr, tag, N: tl.constexpr, BLOCK: tl.constexpr):
     """Every program stores which program it would help."""
     own = tl.program_id(0)
-    _, _, missing, n_missing = cooperative.look(words_ptr, tag, N, BLOCK)
+    maxima, sums, missing = cooperative.no_pairs(N, BLOCK)
+    words = words_ptr, tag, N
+    _, _, missing, n_missing = cooperative.look(words, maxima, sums, missing)
     task = cooperative.choose_task(missing, n_missing, own, N, BLOCK)
     tl.store(tasks_ptr + own, task)
 
@@ -739,13 +743,19 @@ def test_words_travel_whole_and_without_fences(dtype):
     assert not kernel.count(r"\b(fence|membar)\b")
 
 
+def test_help_is_a_function_that_is_called():
+    """So the compiler plans the registers of the usual way without it."""
+    kernel, _ = compiled(torch.float32, 1000, 2**17)
+    assert kernel.count(r"\bcall\b.*help_row") == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n_cols", [2**16, LONGEST])
 def test_accesses_are_16_bytes_wide_and_little_spills(n_cols, dtype):
     kernel, _ = compiled(dtype, 2**28 // n_cols, n_cols)
     for access in (r"ld\.global\.\S*evict_last\S*", r"st\.global\S*"):
         assert kernel.count(rf"{access}\.v4\.b32") > 0
-    assert kernel.spills <= 32
+    assert kernel.spills <= (40 if TRITON >= (3, 9) else 0)
 
 
 @pytest.mark.parametrize("dtype", backend.DTYPES)
@@ -908,13 +918,13 @@ def microseconds(function: Callable[[], None]) -> float:
     ("share", "changes"),
     [
         (0.6, {}),  # about the longest rows that `kernels.softmax` has it take
-        (0.9, {"block_cols": 8192, "block_parts": 1024, "maxnreg": 96}),
+        (0.9, {"block_cols": 8192, "block_parts": 1024, "num_warps": 4}),
     ],
 )
 @in_company
 def test_two_streams_whose_rows_do_not_fit_together(share, changes):
     """They end within twice the time of one after the other."""
-    n_held = launch_module.programs_at_once(num_warps=4, maxnreg=96)
+    n_held = launch_module.programs_at_once(num_warps=4, maxnreg=80)
     n_cols = int(share * n_held) * 8192
     x = torch.randn(16, n_cols, device=backend.DEVICE)
     streams = torch.cuda.Stream(), torch.cuda.Stream()

@@ -16,7 +16,8 @@ from kernels import online
 from kernels.lab import backend, cases, check, compile, gpu, meter, occupancy
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from kernels.lab.launch import CachedLaunch, Launch
+from kernels.lab.direct import CachedLaunch
+from kernels.lab.launch import Launch
 from kernels.online import Config, exp_shifted_or_zero
 from tests.helpers import assert_right, fewer, matrix, patched
 

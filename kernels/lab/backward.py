@@ -26,7 +26,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from kernels.lab import backend
-from kernels.lab.launch import CachedLaunch, Launch
+from kernels.lab.direct import CachedLaunch
+from kernels.lab.launch import Launch
 
 DTYPES = (*backend.DTYPES, torch.float64)
 TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)

@@ -132,6 +132,16 @@ class Compiled:
         return len(self.lines(pattern, stage))
 
 
+def bare(launch: Launch) -> BareLaunch:
+    """A launch's kernel, its positional arguments and its keyword arguments.
+
+    In place of each tensor there is a `Pointer`.
+    """
+    words = (Pointer(torch.int64), 1) if launch.n_words else ()
+    args = *launch.pointers, *words, *launch.scalars
+    return launch.kernel, args, dict(launch.constants)
+
+
 def aot(
     kernel: Launch | Any, *args: Any, gpu: Gpu | str = "H200", **options: Any
 ) -> Compiled:
@@ -181,7 +191,7 @@ def aot_all(
     sent = []
     for launch in launches:
         if isinstance(launch, Launch):
-            launch = launch.kernel, launch.arguments, dict(launch.constants)
+            launch = bare(launch)
         kernel, args, options = launch
         _check_kernel(kernel)
         constants = {name: without_data(value) for name, value in options.items()}

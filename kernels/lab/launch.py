@@ -3,7 +3,7 @@
 From chapter `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. You can
 call it, compile it ahead of time (`compile.aot(launch, gpu="T4")`), ask for its
 occupancy (`occupancy.of(launch)`), and keep it for the next call on tensors of the same
-form (`CachedLaunch`). It holds no tensors, so tensors on "meta" will do.
+form (`direct.CachedLaunch`). It holds no tensors, so tensors on "meta" will do.
 """
 
 import functools
@@ -97,44 +97,6 @@ class Launch:
         if self.n_words:
             from kernels.lab import words  # few launches need it
         return words.take(self.n_words, x.device) if self.n_words else ()
-
-    @property
-    def arguments(self) -> tuple:
-        """The positional arguments of a call, with a `Pointer` for each tensor."""
-        words = (Pointer(torch.int64), 1) if self.n_words else ()
-        return (*self.pointers, *words, *self.scalars)
-
-
-class CachedLaunch:
-    """A launch that looks its compiled kernel up once.
-
-    Triton inspects the arguments of every call to find the compiled kernel. But the
-    calls of a `Launch` differ only in addresses and in the tag, which decide nothing.
-    So the kernel of the first call serves later calls, by `kernels.lab.direct` where it
-    can. The interpreter has none, and Triton is called.
-    """
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.grid = (*launch.grid, 1, 1)[:3]
-        # A compiled kernel takes every argument by position, its constexprs too.
-        constexprs = [value for key, value in launch.constants.items() if key.isupper()]
-        self.rest = (*launch.scalars, *constexprs)
-        self.compiled: Any = None
-        self.direct: Any = None  # launches what is compiled, given addresses
-
-    def __call__(self, *tensors: torch.Tensor) -> None:
-        """Launches the kernel on tensors like those that the launch was made from."""
-        if self.compiled is None:
-            from kernels.lab import direct  # nothing needs it before a call
-
-            if direct.launch_to_find(self, tensors):
-                return
-        if self.direct is None:
-            words = self.launch.take_words(tensors[-1])
-            self.compiled[self.grid](*tensors, *words, *self.rest)
-        else:
-            self.direct(*[tensor.data_ptr() for tensor in tensors])
 
 
 def sms_and_threads() -> tuple[int, int]:

@@ -50,7 +50,14 @@ def test_both_kernels_of_one_launch_compile(kernel):
     x, words = compile.pointer(torch.float32), compile.pointer(torch.int64)
     patience = (50,) if kernel is sharing.helping_kernel else ()
     made = compile.aot(kernel, x, x, words, TAG, 2**17, 16, 8192, 128, *patience)
-    assert made.count(r"ld\.volatile") >= 4 and made.count(r"atom\S*\.exch") == 2
+    assert made.count(r"ld\.volatile") >= 2
+    assert made.count(r"atom\S*\.exch") == (4 if patience else 2)  # own, and others'
+
+
+def test_help_takes_registers_unless_it_is_a_function_of_its_own():
+    (_, waits, _), (name, helps, spilled), (*_, by_course) = sharing.registers()
+    assert name == "helping_kernel" and helps > 1.5 * waits
+    assert spilled > 200 and by_course <= 16  # 16 with Triton 3.9
 
 
 def test_help_is_one_small_step():
@@ -158,7 +165,7 @@ def test_tables_are_made_of_sweeps(monkeypatch):
     assert table.loc[50].to_list() == [100 + 50 * sharing.MANY[0], 150, 150]
     lines, source = sharing.held()
     assert source == "made up"
-    assert [[*line] for line in lines.values()] == [[32, 64, 96, 128, 160]] * 2
+    assert [[*line] for line in lines.values()] == [[32, 64, 96, 128, 160, 192]] * 2
     columns = [2**20, 2**21]
     whole = swept("", {"cooperative": None}, record.of_size(2**29, columns))
     table = sharing.halves(whole, columns)

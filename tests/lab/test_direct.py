@@ -197,7 +197,8 @@ def keys_of(launches: list[launch.Launch]) -> list[tuple[int, str]]:
         kernel.device_caches.clear()  # what is compiled would not be asked for again
     numbers = [ours.setdefault(direct.key_of(made), len(ours)) for made in launches]
     for made in launches:
-        made.kernel.warmup(*made.arguments, grid=(1,), **made.constants)
+        kernel, args, constants = compile.bare(made)
+        kernel.warmup(*args, grid=(1,), **constants)
     triton.knobs.runtime.jit_cache_hook = None
     kernels = [made.kernel.__module__ for made in launches]
     return list(zip(numbers, map(str, zip(kernels, theirs, strict=True)), strict=True))
@@ -287,7 +288,7 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
         pointers=(launch.pointer_to(y), launch.pointer_to(x)),
         n_words=8 if with_words else 0,
     )
-    cached = launch.CachedLaunch(prepared)
+    cached = direct.CachedLaunch(prepared)
     for _ in range(3):
         cached(y, x)
     addresses = [y.data_ptr(), x.data_ptr()]
@@ -297,7 +298,7 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
 
     # Another launch that needs the same kernel is direct from the first call on.
     other = replace(prepared, grid=(9, 2), scalars=(200, 2000))
-    launch.CachedLaunch(other)(y, x)
+    direct.CachedLaunch(other)(y, x)
     assert compiled.passed[-1][:3] == (9, 2, 1)
     assert compiled.passed[-1][-1] == (*addresses, 200, 2000, *REST[2:])
     assert prepared.kernel.n_launches == 1
@@ -317,7 +318,7 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
         {"pointers": (launch.Pointer(torch.float16), *other.pointers[1:])},
         {"kernel": Kernel(compiled, with_words)},
     ):
-        launch.CachedLaunch(replace(other, **change))(y, x)
+        direct.CachedLaunch(replace(other, **change))(y, x)
     assert prepared.kernel.n_launches == 1 + 7
 
 

@@ -11,7 +11,8 @@ import triton.language as tl
 
 from kernels.lab import backend, compile, gpu, launch, occupancy, process
 from kernels.lab import words as words_module
-from kernels.lab.launch import CachedLaunch, Launch, Pointer
+from kernels.lab.direct import CachedLaunch
+from kernels.lab.launch import Launch, Pointer
 from tests import helpers
 from tests.helpers import FakeCompiled, FakeKernel, assert_right, matrix, patched
 
@@ -104,7 +105,7 @@ def test_a_launch_holds_what_a_call_passes():
     assert prepared(output, x) is kernel.compiled
     assert kernel.calls == [((5,), (output, x, 100, 100, 100), CONSTANTS)]
     aligned = Pointer(torch.float32)
-    assert prepared.arguments == (aligned, aligned, 100, 100, 100)
+    assert compile.bare(prepared)[1] == (aligned, aligned, 100, 100, 100)
 
 
 def test_a_launch_cannot_be_changed():
