@@ -151,11 +151,7 @@ def trace(
     compiling.aot(kernel, *args, gpu=gpu, **options)  # raises what is to be raised
     gpu = gpu if isinstance(gpu, Gpu) else named(gpu)
     if isinstance(kernel, Launch):
-        kernel, args, options = (
-            kernel.kernel,
-            compile.arguments(kernel),
-            dict(kernel.constants),
-        )
+        kernel, args, options = compiling.bare(kernel)
     name, owners, source = _statements(kernel)
     args = tuple(map(compiling.without_data, args))
     texts = process.call_in("compiler", _with_lines, kernel, args, options, gpu)
@@ -445,11 +441,7 @@ def times(
     compiling.aot(kernel, *args, gpu=gpu, **options)  # raises what is to be raised
     gpu = gpu if isinstance(gpu, Gpu) else named(gpu)
     if isinstance(kernel, Launch):
-        kernel, args, options = (
-            kernel.kernel,
-            compile.arguments(kernel),
-            dict(kernel.constants),
-        )
+        kernel, args, options = compiling.bare(kernel)
     args = tuple(map(compiling.without_data, args))
     return process.call_in("compiler", _timed, kernel, args, options, gpu, repeats)
 
