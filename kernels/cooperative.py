@@ -82,7 +82,7 @@ def look(words, maxima, sums, missing):
 def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
     """The program whose part comes next: a missing one, or `own` if none is missing."""
     # All programs of a row choose at the same moment. If n pairs are there, each takes
-    # every n-th part, counted from its own, so that they choose different parts.
+    # every n-th part, counted from its own, so that neighbours choose different parts.
     part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
     n_there = tl.maximum(n_parts - n_missing, 1)
     distance = (parts - part + n_parts * n_there) % n_there
