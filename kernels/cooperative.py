@@ -24,7 +24,7 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-LONG_BYTES = 60000  # of a row, for each SM: from here, larger parts are faster (H200)
+LONG_BYTES = 32000, 15000  # of a row, for each SM: from here, larger parts (H200)
 ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is faster (H200)
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
@@ -50,7 +50,7 @@ def has_tag(word, tag):
 
 @triton.jit
 def publish(word_ptr, seen, value, tag):
-    """Writes a value, unless this call has published the word since it was `seen`."""
+    """Writes a value, unless the word has this call's tag, or is not as it was seen."""
     word = tl.where(has_tag(seen, tag), seen, pack(value, tag))
     tl.atomic_cas(word_ptr, seen, word, sem="relaxed")
 
@@ -81,7 +81,7 @@ def look(words, maxima, sums, missing):
 @triton.jit
 def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
     """The program whose part comes next: a missing one, or `own` if none is missing."""
-    # All programs of a row choose at the same moment. If n pairs are there, each takes
+    # Programs of a row may choose at the same moment. If n pairs are there, each takes
     # every n-th part, counted from its own, so that neighbours choose different parts.
     part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
     n_there = tl.maximum(n_parts - n_missing, 1)
@@ -142,7 +142,7 @@ def store_part(part, maxima, sums, EDGES):
 
 @triton.jit(noinline=True)
 def help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
-    """Computes a row's missing pairs, and then program `own`'s part once more.
+    """Computes a row's missing pairs, and then writes the softmax of `own`'s part.
 
     Not inlined: its code would cost registers where no program helps.
     """
@@ -152,8 +152,8 @@ def help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
     while n_missing >= 0:
         maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
         task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
-        # Where the output is the input, x may hold results already. Then the part's own
-        # program has published, and `publish` leaves its words.
+        # Where the output is the input, x may hold results already. But a program has
+        # published before it stores: then the words are no longer those `seen`.
         word_ptr = row_ptr + task % n_parts
         seen_max = tl.load(word_ptr, volatile=True)
         seen_sum = tl.load(word_ptr + n_parts, volatile=True)
@@ -163,7 +163,7 @@ def help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
             publish(word_ptr + n_parts, seen_sum, part[1], tag)
         else:
             store_part(part, maxima, sums, EDGES)
-            n_missing = -1
+            n_missing = -1  # done
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -250,16 +250,16 @@ def choose_config(
     if few and vector * element_size < 16:
         vector = 1  # one kernel less
     edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
-    part_bytes, num_warps, maxnreg = 32768, 4, 84 if edges else 80
+    part_bytes, num_warps, maxnreg = 32768, 4, 88 if edges else 80
     if few:
         length = launch.power_of_2(row_bytes)
         part_bytes = min(max(4096, length // 64), max(16384, length // 256), 32768)
         num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
     elif vector == 1 and not same_shift:
         part_bytes, maxnreg = 8192 * element_size, 80 if edges else 96
-    elif edges and element_size == 2 and row_bytes >= LONG_BYTES * sms // 4:
+    elif edges and element_size == 2 and row_bytes >= LONG_BYTES[1] * sms:
         part_bytes, maxnreg = 65536, 160
-    elif row_bytes >= LONG_BYTES * sms:
+    elif row_bytes >= LONG_BYTES[0] * sms:
         part_bytes, num_warps, maxnreg = 65536, 8, 80
     if edges:
         vector = 16 // element_size if same_shift else 4

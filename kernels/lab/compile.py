@@ -74,7 +74,7 @@ class Compiled:
         num_stages: stages of the software pipeline.
         registers: 32-bit registers per thread.
         spills: bytes per thread that did not fit into registers and are stored to
-            memory instead.
+            memory instead. Functions that are not inlined spill apart from it.
         shared: bytes of shared memory per block.
         ttir, ttgir, llir, ptx: Triton's two intermediate representations, LLVM's, and
         NVIDIA's virtual assembly. A Gluon kernel has no TTIR: it begins as TTGIR.
@@ -296,7 +296,8 @@ def _spills(kernel: Any) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as log:
         assemble(kernel.asm["ptx"], {}, metadata, metadata.target.arch)
     triton.knobs.nvidia.dump_ptxas_log = False
-    return re.search(r"(\d+) bytes spill stores", log.getvalue())[1]
+    found = rf"properties for {kernel.name}\n.*?(\d+) bytes spill stores"
+    return re.search(found, log.getvalue(), re.DOTALL)[1]
 
 
 def _kept(key: str, name: str, make: Callable[[], str]) -> str:

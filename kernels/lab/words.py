@@ -2,7 +2,8 @@
 
 A word has 64 bits: a value, and the tag of the call that wrote it. A program believes a
 word only if the tag is its own call's. So nothing is cleared between calls. Two calls
-that use the same words at once take longer, and both are right.
+that use the same words at once take longer, and both are right, unless they write to
+their input.
 
 - A stream has words of its own, which its first call makes. Calls on one stream run one
   after the other, whichever threads make them, so they share the words. CUDA gives the
