@@ -24,7 +24,7 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-LONG_BYTES = 32000, 15000  # of a row, for each SM: from here, larger parts (H200)
+LONG_BYTES = 32000, 15000  # of a row, for each SM: larger parts; 16 bits with edges
 ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is faster (H200)
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
