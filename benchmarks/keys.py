@@ -38,12 +38,14 @@ def calls() -> dict[str, tuple[torch.Tensor, int]]:
     x = make(96, 96)
     return {
         FIRST: (x, 1),
-        AGAIN: (torch.ones_like(x), 1),
+        AGAIN: (make(192, 96).fill_(1)[96:], 1),  # elsewhere in its storage
         "one of 95 rows": (make(95, 96), 1),
         "one of 95 columns": (make(96, 95), 1),
         "one of bfloat16": (x.bfloat16(), 1),
+        "one of float16": (x.half(), 1),
         "such a matrix with dim=0": (x, 0),
         "the left half of a wider one": (make(96, 192)[:, :96], 1),
+        "the left third of a wider one": (make(96, 288)[:, :96], 1),
         "such a matrix that starts 4 bytes further on": (
             make(96 * 96 + 1)[1:].view(96, 96),
             1,

@@ -21,7 +21,7 @@ def right(x, dim):
 def test_a_key_of_all_that_decides_the_launch_is_right():
     assert judge(right) == (
         "Right: right keeps apart the calls whose launches differ, and finds the "
-        "launch again for a tensor of the same form; 8 calls tried."
+        "launch again for a tensor of the same form; 10 calls tried."
     )
 
 
@@ -44,6 +44,19 @@ def test_a_key_that_lacks_something_hears_which_call_it_mixes_up(lacks):
     said = judge(key)
     assert said.startswith("Wrong: <lambda> is the same for a 96 × 96 float32 matrix")
     assert words in said and " must " in said
+
+
+@pytest.mark.parametrize(
+    ("instead", "words"),
+    [
+        (lambda x: (x.shape, x.stride(), x.itemsize, x.data_ptr() % 16), "float16"),
+        (lambda x: (x.shape, x.is_contiguous(), x.dtype, x.data_ptr() % 16), "third"),
+        (lambda x: (x.shape, x.stride(), x.dtype, x.storage_offset()), "Useless"),
+    ],
+)
+def test_what_only_seems_to_decide_the_launch_is_no_key(instead, words):
+    said = judge(lambda x, dim: (*instead(x), dim))
+    assert words in said and "Right" not in said
 
 
 @pytest.mark.parametrize(
