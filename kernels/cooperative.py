@@ -24,7 +24,8 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-LONG_BYTES = 32000, 15000  # of a row, for each SM: larger parts; 16 bits with edges
+LONG_BYTES = 32000  # of a row, for each SM: from here on, parts are larger
+LONG_EDGES_BYTES = 15000  # the same for rows of 16 bits with edges
 ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is faster (H200)
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
@@ -241,14 +242,14 @@ def choose_config(
     """The configuration for n_rows rows of n_cols values, on the current GPU.
 
     While a program waits, only other programs load. So parts are large, and a thread's
-    registers are capped, to keep as much of the matrix as possible in each SM: with 80,
-    192 KiB. A small tensor has small parts instead, so that many SMs get one.
+    registers are capped, to keep as much of the matrix as possible in each SM: 192 KiB
+    with 80 registers. A small tensor has small parts instead, so that many SMs get one.
     `unaligned.alignment` returns the last arguments.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
     few = n_rows * row_bytes < FEW_BYTES * sms
     if few and vector * element_size < 16:
-        vector = 1  # one kernel less
+        vector = 1  # narrower accesses would need a kernel of their own
     edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
     part_bytes, num_warps, maxnreg = 32768, 4, 88 if edges else 80
     if few:
@@ -257,15 +258,15 @@ def choose_config(
         num_warps, maxnreg = part_bytes // 2048, 40 if same_shift else 64
     elif vector == 1 and not same_shift:
         part_bytes, maxnreg = 8192 * element_size, 80 if edges else 96
-    elif edges and element_size == 2 and row_bytes >= LONG_BYTES[1] * sms:
+    elif edges and element_size == 2 and row_bytes >= LONG_EDGES_BYTES * sms:
         part_bytes, maxnreg = 65536, 160
-    elif row_bytes >= LONG_BYTES[0] * sms:
+    elif row_bytes >= LONG_BYTES * sms:
         part_bytes, num_warps, maxnreg = 65536, 8, 80
     if edges:
         vector = 16 // element_size if same_shift else 4
     block_cols = part_bytes // element_size
-    n_parts = launch.power_of_2(count_parts(n_cols, block_cols, vector))
-    block_parts = max(32 * num_warps, n_parts)
+    n_parts = count_parts(n_cols, block_cols, vector)
+    block_parts = max(32 * num_warps, launch.power_of_2(n_parts))
     how = edges, same_shift or not edges, PATIENCE, num_warps, maxnreg
     return Config(block_cols, block_parts, vector, *how)
 
@@ -295,7 +296,7 @@ def launch_for(
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    Args: as for `kernels.tiled.launch_for`; one tensor, or apart in memory.
+    Args: as for `kernels.tiled.launch_for`; output is x, or shares no memory with it.
     """
     n_rows, n_cols = x.shape
     if config is None:
@@ -314,7 +315,7 @@ def launch_for(
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, each by several programs.
 
-    Args, returns, raises: as `kernels.online.softmax`, with N at most MAX_COLS.
+    Args, returns, raises: as `kernels.tiled.softmax`, with N at most MAX_COLS.
     """
     backend.validate(x, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -19,14 +19,14 @@ from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
 from kernels.lab import backend
-from kernels.lab.launch import n_sms
+from kernels.lab.launch import n_sms, power_of_2
 
 DTYPES = (*backend.DTYPES, torch.float64)
 ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
 
 LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
-SHARED_ROW = 32768  # the same where there are too few rows to fill the GPU
-APART_ROW = 16384  # the same for 16-bit rows that start elsewhere in the output
+LONGEST_OF_FEW = 32768  # the same where the matrix is too small to fill the GPU
+LONGEST_APART = 16384  # the same for 16-bit rows that start elsewhere in the output
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
@@ -39,10 +39,10 @@ def choose(
 ) -> str:
     """Returns the name of the chapter whose kernel takes a matrix of adjacent columns.
 
-    A program takes a whole row of up to LONGEST_TILE bytes, or of up to SHARED_ROW
-    bytes if the matrix is too small to fill the GPU, or of up to APART_ROW bytes if it
-    loads element by element. Several programs share a longer row if all of them run at
-    once, beside others; `online` takes the rest. The first two are the benchmark's.
+    A program takes a whole row of up to LONGEST_TILE bytes, or of up to LONGEST_OF_FEW
+    if the matrix is too small to fill the GPU, or of up to LONGEST_APART if it loads
+    element by element. Several programs share a longer row if all of them run at once,
+    beside others; `online` takes the rest. The benchmark led to the first two lengths.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
@@ -57,7 +57,7 @@ def choose(
         vector = tiled.choose_vector(n_cols, element_size, n_cols)
     few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
     apart = vector == 1 and not same_shift and element_size == 2
-    longest = APART_ROW if apart else SHARED_ROW if few else LONGEST_TILE
+    longest = LONGEST_APART if apart else LONGEST_OF_FEW if few else LONGEST_TILE
     if row_bytes <= longest:
         wide = vector * element_size == 16
         if n_rows > n_sms():  # then 8 bytes will do, but not for most short rows
@@ -87,7 +87,7 @@ def softmax(
         dim: the dimension along which values sum to 1.
         dtype: of the result; None means x's. As in `torch.softmax`, x is converted to
             it first, and may then have any real dtype. That takes a pass of its own
-            only if dtype does not hold all of the values that x's dtype holds.
+            unless x has one of the four dtypes and dtype holds all of its values.
         out: where to write, of x's shape, the result's dtype and x's device; may be x.
 
     Returns:
@@ -167,7 +167,7 @@ def _config_of_few(
     """
     vector = 16 // element_size if aligned or same_shift else 1
     body = n_cols // vector * vector
-    size = max(1 << (body - 1).bit_length(), 512 // element_size)
+    size = max(power_of_2(body), 512 // element_size)
     if body <= size * 5 // 8 and size * element_size == 32768:
         size = size * 5 // 8
     config = tiled.choose_config(size, element_size, vector)

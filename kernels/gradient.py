@@ -2,10 +2,10 @@
 
 Builds on: `tiled`, `unaligned` and `cooperative`; two kernels do here what theirs do.
 Changes: a program holds two inputs, y and the gradient, and reduces them to one number
-    for each row, the sum of their products. In the block of a row's edges, a column is
-    a row of the tile, or the compiler would copy each value into many threads. Most
-    short rows that 16 bytes do not divide have a kernel with the blocks of `unaligned`.
-    The shortest rows of odd length are taken in pairs: two have an even length.
+    for each row, the sum of their products. The block of the rows' edges is transposed,
+    or the compiler would copy each value into many threads. Most short rows that 16
+    bytes do not divide have a kernel with the blocks of `unaligned`. The shortest rows
+    of odd length are taken in pairs: two have an even length.
 Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
     row with more parts than the GPU runs at once is read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
@@ -37,10 +37,11 @@ FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
 PARTS = 16384, 4, 96
 LONG_PARTS = 32768, 4, 168  # of float32
 
-# By the bytes of an element. The values of a tile whose rows have edges, at least:
+# By the bytes of an element. The fewest values of a tile whose rows have edges:
 EDGES_TILE = {2: 960, 4: 240}
-# And the longest rows that 2 threads take, that 4 take, and that are short:
-SHORT_ROWS = {2: (17, 32, 127), 4: (6, 18, 31)}
+# Of short rows, the longest that 2 threads take, and that 4 take; and the longest:
+BY_THREADS = {2: (17, 32), 4: (6, 18)}
+LONGEST_SHORT = {2: 127, 4: 31}
 LONGEST_PAIRS = {2: 31, 4: 13}  # the longest rows that are taken in pairs
 
 
@@ -68,10 +69,7 @@ def dot(g, y, AXIS: tl.constexpr):
 
 @triton.jit
 def combine(g, y, row_dot):
-    """Returns y * (g - row_dot) in float32.
-
-    Between `dot` and `combine`, 16-bit values stay 16-bit.
-    """
+    """Returns y * (g - row_dot) in float32. Until then, 16-bit values stay 16-bit."""
     return widen(y) * (widen(g) - row_dot)
 
 
@@ -215,11 +213,11 @@ def gradient_kernel(
             16 bytes, so that all three are aligned in the same places.
         words_ptr: n_parts words (int64) for each row: the parts' sums of products. In
             step 1, as many float32 to write; in step 2, a float32 to read for each row.
-        tag: this call's; not used in steps, nor the words where BLOCK_PARTS is 1.
+        tag: this call's; used in step 0 only, and only where BLOCK_PARTS exceeds 1.
         n_rows, n_cols: the tensors' shape.
         n_parts: of a row; 1 where a row is not shared.
         ROWS, BLOCK_COLS: of a tile or a part, powers of two. A part has one row.
-        BLOCK_PARTS: a power of two, at least n_parts; 1 where a row is not shared.
+        BLOCK_PARTS: a power of two, at least n_parts; 1 in steps 1 and 2.
         PATIENCE: as in `kernels.cooperative`.
         VECTOR: elements that a thread moves at once.
         EDGES: whether rows start anywhere; if not, VECTOR divides n_cols.
@@ -317,18 +315,19 @@ def choose_short(n_cols: int, element_size: int, pairs: bool = False) -> ShortCo
     """Chooses for short rows of n_cols values, or for pairs of n_cols values.
 
     Accesses of 2 elements fit even lengths. A second block saves one turn of four where
-    a quarter of one block would be empty. A thread has 4 pairs of rows of one value.
+    a quarter of one block would be empty. Each thread takes 4 pairs of rows of 1 value.
     """
     is_even = n_cols % 2 == 0
     if not is_even and n_cols <= LONGEST_PAIRS[element_size]:
         return choose_short(2 * n_cols, element_size, pairs=True)
-    if element_size == 2 and n_cols in (14, 30) and not pairs:  # two fill a block
+    if (
+        element_size == 2 and n_cols in (14, 30) and not pairs
+    ):  # two nearly fill a block
         threads = 2 if n_cols == 14 else 4
         return ShortConfig(128 // threads, 16 * threads, 0, 4, threads, False, True)
     vector = 2 if n_cols <= (64 if is_even and element_size == 2 else 26) else 4
     edges = n_cols % vector > 0
-    *by_threads, _ = SHORT_ROWS[element_size]
-    threads = 2 ** (1 + sum(n_cols > longest for longest in by_threads))
+    threads = 2 ** (1 + sum(n_cols > longest for longest in BY_THREADS[element_size]))
     threads = 1 if n_cols // vector <= 3 else threads
     body = max(n_cols // vector, threads) * vector
     block_cols, rest_cols = launch.power_of_2(body), 0
@@ -344,8 +343,8 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
     A program takes a tile of TILE_BYTES or a row of up to LONGEST_TILE. Edges take
     instructions and registers, so tiles with edges have just enough bytes in flight,
     and more warps. Programs share longer rows. Their parts are small, and registers
-    capped, because while some programs of an SM wait, others must load. But each part
-    more is one more to wait for, so long rows of float32 have larger parts.
+    capped, because while some programs of an SM wait, others must load. But a program
+    waits for every part of its row, so long rows of float32 have larger parts.
     """
     vector, n_bytes = 16 // element_size, n_cols * element_size
     if n_cols % vector and n_cols % 4 == 0 and n_bytes < SHORT_BYTES:
@@ -353,7 +352,7 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
     vector = 2 if n_cols == 2 else vector
     edges = n_cols % vector > 0
     is_narrow = vector * element_size < 16 and n_cols > 64
-    if (edges or is_narrow) and n_cols <= SHORT_ROWS[element_size][-1]:
+    if (edges or is_narrow) and n_cols <= LONGEST_SHORT[element_size]:
         return choose_short(n_cols, element_size)
     row_bytes = max(n_cols // vector, 1) * vector * element_size
     if row_bytes <= LONGEST_TILE:
@@ -423,7 +422,7 @@ def steps_for(
     """Two launches, for rows with more parts than the GPU runs at once; otherwise None.
 
     Their programs do not wait. The first launch writes each part's sum of products to a
-    fourth tensor, float32. The second reads each row's sum, the sum of those, from one.
+    fourth tensor, float32. The caller adds up each row's; the second launch reads that.
 
     Args:
         output, gradient, y: as for `launch_for`.

@@ -6,7 +6,7 @@ Changes: a program sees its rows block after block, and merges each block's (max
     first, to write the results. `prepare` has programs share rows too few to fill the
     GPU, in two launches: one finds parts' pairs, one merges and writes.
 Costs: 2MN values read and MN written. Values that the L2 cache still holds at the
-    second reading do not come from memory. `three_pass` reads 3MN.
+    second reading do not come from memory.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
     PTX ISA, cache eviction priority hints.
 """
@@ -190,7 +190,7 @@ def choose_config(
     smaller programs are faster.) Where programs share rows, in steps 1 and 2, a tile
     has SHARED_VALUES, half as many in float64. A thread has one pair for each value of
     a 16-byte access. If only rows are adjacent in memory, a tile has as many rows as
-    fill a cache line, and half the bytes: reductions across it take registers.
+    fill a cache line, and half the bytes, because reductions across it take registers.
     """
     tile_bytes = SHARED_VALUES * min(element_size, 4) if step else BLOCK_BYTES
     room = tile_bytes // element_size // (2 if adjacent else 1)
@@ -229,8 +229,8 @@ def launch_for(
     """The launch that writes the softmax of x along its middle dimension to output.
 
     Args:
-        output, x: (outer, n_cols, inner), of one shape, not empty, any strides; one
-            tensor, or apart in memory. float64 is computed in float64.
+        output, x: (outer, n_cols, inner), of one shape, not empty, any strides; the
+            same tensor, or without shared memory. float64 is computed in float64.
         config: None lets `choose_config` choose. Nothing is checked.
         step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
@@ -278,7 +278,7 @@ def prepare(
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, of any length.
 
-    Args, returns, raises: as `kernels.tiled.softmax`, with any N. config: not checked.
+    Args, returns, raises: as `tiled.softmax`, any shape, no copy. config: not checked.
     """
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -21,7 +21,7 @@ import triton.language as tl
 from kernels.lab import backend
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 
-MAX_COLS = 32768  # 32 warps hold the longest row with 32 values in each thread
+MAX_COLS = 32768  # 64 float32 values in each thread, or 128 values of 16 bits
 MAX_ROWS = 2**31 - 1  # the most programs of a grid; a tile has at least one row
 TILE_BYTES = 2048  # shorter rows share a tile
 BYTES_PER_WARP = 4096  # 128 bytes in each thread
@@ -97,7 +97,7 @@ def softmax_kernel(
         ROWS: rows of the tile, a power of two.
         BLOCK_COLS, REST_COLS: the tile's columns, as two powers of two whose sum is at
             least n_cols. REST_COLS is 0 where one block is enough.
-        VECTOR: elements that a thread moves at once; it divides every row's start.
+        VECTOR: elements that a thread moves at once; divides n_cols and rows' starts.
         RECOMPUTE: whether the first block, too, is converted anew for every pass.
     """
     # The program's number decides its rows. Shapes: (ROWS, 1) and (1, BLOCK_COLS).
@@ -148,7 +148,7 @@ class Config:
 
 @functools.lru_cache(maxsize=4096)
 def choose_vector(n_cols: int, element_size: int, *starts: int) -> int:
-    """The elements that a thread moves at once: the most that divide every row's start.
+    """The elements that a thread moves at once: they divide n_cols and rows' starts.
 
     16 bytes, or 8, or 2 elements of rows shorter than SHORT_BYTES, or 1. `starts` are
     the strides of rows and the tensors' `row_shift`, in elements.
@@ -176,12 +176,12 @@ def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
 
 
 def split_block(n_cols: int, vector: int) -> tuple[int, int]:
-    """The powers of two that hold n_cols: one, or two where one would be half empty."""
+    """The powers of two that hold n_cols: two where 3/8 of one would be empty."""
     block_cols = triton.next_power_of_2(n_cols)
     if block_cols <= 4 * vector or n_cols > block_cols * 5 // 8:
         return block_cols, 0
     half = block_cols // 2
-    # Less than an eighth of the first block would take its threads as long.
+    # A block smaller than an eighth of the first would need as many accesses.
     return half, max(triton.next_power_of_2(n_cols - half), half // 8, vector, 2)
 
 

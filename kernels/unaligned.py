@@ -64,7 +64,7 @@ def load_block(source, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     Each thread makes an access in each turn. Also returns the values' places in the
     output, and which exist, as a line of adjacent columns for each turn and row. The
     input's rows are `gap` elements farther from each other than the output's. Values
-    that do not exist are `other`.
+    that do not exist are `other`. matrix: see `find_rows`.
     """
     ptr, gap, other = source
     SPAN: tl.constexpr = THREADS * VECTOR
@@ -133,7 +133,7 @@ def softmax_kernel(
         output_shift: elements from an aligned address to the output's first element.
         VECTOR: elements that a thread moves at once in the body.
         THREADS: of a row, a power of two.
-        SAME: whether rows start as far from aligned addresses in both tensors. If not,
+        SAME: whether both tensors have one row stride and one `row_shift`. If not,
             bodies are aligned in the output, and loaded one element at a time.
     """
     matrix = n_rows, n_cols, output_row_stride, output_shift
@@ -189,7 +189,7 @@ class Config(tiled.Config):
 def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
     """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
-    Also whether the output's rows start as far from aligned addresses as x's.
+    Also whether both have one row stride and one `row_shift`.
     """
     one, two = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
     vector = tiled.choose_vector(x.shape[1], x.element_size(), *one, *two)
@@ -204,7 +204,7 @@ def choose_config(
 
     Short rows share a tile; fewer threads take a row if two elements or more divide the
     rows' starts (`aligned`). A tile of longer rows has about TILE_BYTES (twice that at
-    16 bits) or one row. Loads by element are faster where accesses have 4.
+    16 bits) or one row. Where x is loaded by element, accesses of 4 are the fastest.
     """
     is_short, widest = n_cols * element_size < SHORT_BYTES, 16 // element_size
     vector, threads = widest if same_shift else 4, 2 * widest  # of a row in a tile
@@ -241,7 +241,7 @@ def launch_for(
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    If rows start elsewhere in the output, `kernels.tiled` moves 32-bit elements.
+    Where 32-bit rows start elsewhere in the output, this is the launch of `tiled`.
 
     Args: as for `kernels.tiled.launch_for`.
     """

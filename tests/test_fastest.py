@@ -261,7 +261,7 @@ def test_the_gradient_has_the_dtype_of_x(of_x, dtype):
 
 def test_an_unfit_dtype_is_named():
     x = tensor(2, 3)
-    for dtype in (torch.int32, torch.complex64, "float32"):
+    for dtype in (torch.int32, torch.complex64, "float32", [torch.float32]):
         with pytest.raises(TypeError, match=r"dtype must be float32.*or None, got"):
             fastest.softmax(x, 1, dtype=dtype)
     with pytest.raises(TypeError, match=r"x must be float32.*got torch\.complex64"):

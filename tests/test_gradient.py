@@ -422,7 +422,7 @@ def test_configs_hold_their_rows(element_size):
 @pytest.mark.parametrize("element_size", [2, 4])
 def test_short_rows_are_those_with_edges(element_size):
     """Each thread has values of one row or pair, whose body the two blocks hold."""
-    longest, widest = gradient.SHORT_ROWS[element_size][-1], 16 // element_size
+    longest, widest = gradient.LONGEST_SHORT[element_size], 16 // element_size
     for n_cols in range(1, longest + 9):
         config = gradient.choose_config(10**5, n_cols, element_size)
         is_narrow = n_cols % 4 > 0 or (n_cols > 64 and n_cols % widest > 0)

@@ -34,7 +34,7 @@ def obstacle() -> str:
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
         if hidden is None:
             return "the CUDA driver reports no device"
-        return f"CUDA_VISIBLE_DEVICES={hidden!r} hides it"
+        return f"the CUDA driver reports no device for CUDA_VISIBLE_DEVICES={hidden!r}"
     import torch  # not before: without a GPU, TRITON_INTERPRET is set first
 
     if torch.version.cuda is None:
@@ -53,7 +53,7 @@ def _choose_world() -> bool:
     """Sets TRITON_INTERPRET for this process; returns True for the interpreter."""
     wanted = os.environ.get("TRITON_INTERPRET")
     if wanted:
-        return wanted.lower() in ("1", "true", "yes", "on")
+        return wanted.lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
     if not (reason := obstacle()):
         return False
     if "triton" in sys.modules:

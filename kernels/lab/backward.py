@@ -6,9 +6,12 @@ and the gradient g for y. One of three takes a call:
 - The kernel, at once, where both are plain tensors and autograd records nothing.
 - An operator of the course around the kernel, where autograd records, `torch.compile`
   traces, or a dispatch mode watches.
-- PyTorch's operator of the same values, for float64, for rows whose columns are not
-  adjacent or that are more than MOST_ROWS, in the transforms of `torch.func`, in
-  forward differentiation, and for subclasses of tensors. They all know it.
+- PyTorch's operator of the same values, for float64, for empty tensors, where a
+  dimension longer than 1 follows `dim`, for more than MOST_ROWS rows, in the transforms
+  of `torch.func`, in forward differentiation, and for subclasses of tensors. They all
+  know it.
+
+Other tensors that are not contiguous are copied first.
 
 Weighed: rules for all of these levels, as `kernels.lab.operator` has them for the way
 forth. A gradient of a gradient is rarely asked for, and PyTorch's operator is right.
@@ -52,9 +55,9 @@ class Backward:
                 bytes, not empty and not float64, and returns the launch that writes the
                 output.
             steps_for: takes the same, and returns two launches where they should do
-                that instead; otherwise None. A row's parts are its programs: the first
-                launch writes a float32 for each to a fourth tensor, and the second
-                reads the sum of a row's from one.
+                that instead; otherwise None. Each program has one part of a row. The
+                first launch writes a float32 for each part to a fourth tensor. The
+                second takes another fourth tensor: for each row, the sum of its parts'.
         """
         self.launch_for, self.steps_for = launch_for, steps_for
         self.launches: dict[tuple, Callable[..., None] | None] = {}
@@ -110,7 +113,7 @@ class Backward:
         key = (*forms, gradient.device, dim, dtype)
         try:
             launch = self.launches[key]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: dtype is not hashable
             validate(gradient, y, dim, dtype)
             if len(self.launches) >= MOST_LAUNCHES:
                 self.launches.clear()

@@ -190,7 +190,7 @@ def repeat(
     The guards of `torch.compile` tell whether tensors are like the call's. They compare
     type, sizes, strides, dtype, device and `requires_grad`, and what the dispatcher
     would do with the tensors now. So a call within a transform, a mode or a tracer is
-    not like a call outside, nor is a fake tensor or a negative view like another one.
+    not like a call outside, nor is a fake tensor or a negative view like a plain one.
 
     Args:
         launch_at: what `bind` made for the call's launch.

@@ -18,7 +18,7 @@ from kernels.lab import backend
 
 @dataclass(frozen=True)
 class Pointer:
-    """What the compiler sees of a tensor: it takes this where no kernel is run."""
+    """What the compiler sees of a tensor, for which it stands where nothing is run."""
 
     dtype: torch.dtype
     aligned: bool = True  # whether the address is a multiple of 16 bytes
@@ -34,7 +34,7 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
 
 
 _pointer = functools.cache(Pointer)
-SIZES = ("tag", "n_cols", "n_parts", "output_shift")  # of a kernel: see `Launch`
+SIZES = ("tag", "n_cols", "n_parts", "output_shift")  # compiled for any value
 SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
 
@@ -54,7 +54,7 @@ def ceil_div(n: int, step: int) -> int:
 
 
 def power_of_2(n: int) -> int:
-    """The least power of two that is at least n, and 1; `triton.next_power_of_2`."""
+    """The least power of two that is at least n; 1 if n is below 1."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -118,6 +118,6 @@ def n_sms() -> int:
 
 
 def programs_at_once(num_warps: int, maxnreg: int) -> int:
-    """How many programs of these warps and registers a thread the GPU runs at once."""
+    """How many programs run at once, with maxnreg registers in each thread."""
     sms, threads = sms_and_threads()
     return sms * (min(threads, 65536 // maxnreg) // (32 * num_warps))  # 65536 an SM

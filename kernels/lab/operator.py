@@ -328,7 +328,7 @@ class Rules:
             place = address & 15 if out is None else (address & 15, out.data_ptr() & 15)
             key = (x.shape, x.stride(), x.dtype, device, dim, dtype, place)
             launch = self.launches.get(key) if address else None
-        except RuntimeError:
+        except (RuntimeError, TypeError):  # no memory; dtype is not hashable
             launch, address = None, 0
         if launch is None:
             validate(x, dim, dtype, address)
@@ -382,7 +382,7 @@ class Rules:
             keyset: the levels that the dispatcher has reached.
             x, dim, dtype: the operator's arguments.
         """
-        if "torch.distributed.tensor" in sys.modules:  # or x cannot be a DTensor
+        if "torch.distributed.tensor" in sys.modules:  # otherwise x is no DTensor
             _register_sharding(self.operator)
         transformed = torch._C._are_functorch_transforms_active()
         if transformed or forward_ad._current_level >= 0:

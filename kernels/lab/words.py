@@ -7,9 +7,10 @@ their input.
 
 - A stream has words of its own, which its first call makes. Calls on one stream run one
   after the other, whichever threads make them, so they share the words. CUDA gives the
-  default streams of all threads one handle; there, each thread has words of its own.
-  PyTorch's allocator takes that handle for one stream. So there, a tensor that any
-  operator frees may be given to another thread while kernels still use it.
+  per-thread default streams of all threads one handle, so under this handle each thread
+  has words of its own. PyTorch's allocator takes the handle for a single stream. So on
+  these streams a tensor that any operator frees may be given to another thread while
+  kernels still use it.
 - A call that needs more words than there are, or finds no tag left, makes new ones. The
   old words are kept, because earlier calls may still use them. Sizes are powers of two,
   so the words that were outgrown are fewer, together, than the new ones.

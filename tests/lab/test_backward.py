@@ -232,6 +232,7 @@ _, Y = inputs()
         ((Y, Y, 1.0), TypeError, "dim must be an int, got 1.0"),
         ((Y, Y, True), TypeError, "dim must be an int, got True"),
         ((Y, Y, 1, torch.int32), TypeError, "dtype must be float32, .*got torch.int32"),
+        ((Y, Y, 1, [SINGLE]), TypeError, r"dtype must be float32, .*got \["),
     ],
 )
 def test_errors_name_the_argument(arguments, error, words):
