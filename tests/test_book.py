@@ -114,6 +114,22 @@ def test_each_key_that_a_page_cites_is_known(page: Path) -> None:
     assert cited_keys(prose(page)) <= set(known_keys())
 
 
+def broken_citations(text: str) -> int:
+    """How many links to a source the book would not find."""
+    return text.count("sources.md#") - len(
+        extension("citations").CITATION.findall(text)
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_text_of_a_citation_stands_on_one_line(page: Path) -> None:
+    assert broken_citations(page.read_text()) == 0
+
+
+def test_a_citation_over_two_lines_is_found() -> None:
+    assert broken_citations("[The\n  text](../book/sources.md#key).") == 1
+
+
 def never_cited(pages: list[Path]) -> set[str]:
     """The keys of the sources that none of these pages cites."""
     return set(known_keys()).difference(*(cited_keys(prose(page)) for page in pages))

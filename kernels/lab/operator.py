@@ -55,6 +55,17 @@ def is_plain(x: object) -> bool:
     )
 
 
+def elsewhere(x: torch.Tensor) -> str:
+    """Says that x is not where kernels run, and what would do."""
+    would_do = f"move it with x.to({backend.DEVICE!r})"
+    if x.device.type == "meta":  # there are no values to move
+        would_do = f"torch.randn_like(x, device={backend.DEVICE!r}) would do"
+    return (
+        f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
+        f"{str(x.device)!r}; {would_do}"
+    )
+
+
 def validate(
     x: torch.Tensor, dim: int, dtype: torch.dtype | None, address: int | None = None
 ) -> None:
@@ -77,18 +88,17 @@ def validate(
             f"dtype must be float32, float16, bfloat16, float64 or None, got {dtype!r}"
         )
     if x.dtype not in DTYPES and (dtype is None or x.dtype.is_complex):
+        advice = "x.dequantize() would do" if x.is_quantized else "x.float() would do"
+        advice = "x.real or x.abs() would do" if x.dtype.is_complex else advice
         raise TypeError(
-            "x must be float32, float16, bfloat16 or float64, got "
-            f"{x.dtype}; convert it with x.float()"
+            f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; {advice}"
         )
     if x.layout != torch.strided or x.is_nested:
         layout = "a nested tensor" if x.is_nested else x.layout
-        raise ValueError(f"x must be strided, got {layout}; x.to_dense() would do")
+        to = "to_padded_tensor(-float('inf'))" if x.is_nested else "to_dense()"
+        raise ValueError(f"x must be strided, got {layout}; x.{to} would do")
     if x.device.type != backend.DEVICE:
-        raise ValueError(
-            f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
-            f"{str(x.device)!r}; move it with x.to({backend.DEVICE!r})"
-        )
+        raise ValueError(elsewhere(x))
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"dim must be an int, got {dim!r}")
     n_dims = max(x.ndim, 1)
@@ -121,10 +131,18 @@ def validate_out(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None) 
     if out.dtype != (dtype or x.dtype):
         wanted = f"{x.dtype} as x is" if dtype is None else f"{dtype} as dtype says"
         raise TypeError(f"out must be {wanted}, got {out.dtype}")
+    new = f"torch.empty_like(x{f', dtype={dtype}' if dtype else ''}) would do"
     if out.shape != x.shape or out.device != x.device:
         raise ValueError(
             f"out must be like x, {tuple(x.shape)} on {str(x.device)!r}, got "
-            f"{tuple(out.shape)} on {str(out.device)!r}; torch.empty_like(x) would do"
+            f"{tuple(out.shape)} on {str(out.device)!r}; {new}"
+        )
+    if any(
+        n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)
+    ):
+        raise ValueError(
+            "out must have memory of its own for each element, got strides "
+            f"{out.stride()} for shape {tuple(out.shape)}; {new}"
         )
     for name, tensor in {"x": x, "out": out}.items():
         if tensor.requires_grad and torch.is_grad_enabled():
@@ -175,10 +193,7 @@ def validate_rows(
             "x.reshape(-1, x.shape[-1]) makes a matrix of the last dimension's rows"
         )
     if x.device.type != backend.DEVICE:
-        raise ValueError(
-            f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
-            f"{str(x.device)!r}; move it with x.to({backend.DEVICE!r})"
-        )
+        raise ValueError(elsewhere(x))
     if max_rows is not None and x.shape[0] > max_rows:
         raise ValueError(
             f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "
