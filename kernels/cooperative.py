@@ -276,14 +276,14 @@ def are_resident(
 ) -> bool:
     """Whether the current GPU runs all programs of a row at once, and it pays.
 
-    A third of the places stays free for rows of other calls. Rows of more than
+    A third of the slots stays free for rows of other calls. Rows of more than
     ROW_BYTES for each SM don't pay. Args: as for `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
-    places = launch.programs_at_once(config.num_warps, config.maxnreg)
+    slots = launch.programs_at_once(config.num_warps, config.maxnreg)
     pays = n_cols * element_size <= ROW_BYTES * launch.n_sms()
-    return pays and 3 * n_parts <= 2 * places
+    return pays and 3 * n_parts <= 2 * slots
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
