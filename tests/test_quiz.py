@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted((ROOT / "book").glob("quiz_*.md"))
+FOLD = "<details><summary>Answer</summary>\n\n"  # JupyterLab and GitHub fold it, too
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.S | re.M)
 
 
@@ -53,9 +54,7 @@ def test_every_block_prints_what_the_page_says(page, tmp_path):
 
 
 def test_a_wrong_output_is_seen(tmp_path):
-    page = (
-        "```python\nprint(1 + 1)\n```\n\n:::{dropdown} Answer\n```text\n3\n```\n:::\n"
-    )
+    page = f"```python\nprint(1 + 1)\n```\n\n{FOLD}```text\n3\n```\n\n</details>\n"
     ((code, said),) = blocks(page)
     assert (printed(code, {}, tmp_path / "block.py"), said) == ("2\n", "3\n")
 
@@ -66,7 +65,8 @@ def test_every_question_has_four_choices_and_an_answer_to_each(page):
     count = {5: "Five", 6: "Six"}[len(sections)]
     assert f"\n{count} questions, " in start
     for section in sections:
-        question, answer = section.split(":::{dropdown} Answer\n")
+        question, answer = section.split(FOLD)
+        assert answer.rstrip().endswith("\n\n</details>")  # or the next is folded too
         assert re.findall(r"^- \*\*([A-D])\*\* ", question, re.M) == [*"ABCD"]
         assert "```text" not in question  # the answer is folded
         (right,) = re.findall(r"^\*\*([A-D])\.\*\*$", answer, re.M)

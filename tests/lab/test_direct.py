@@ -609,7 +609,7 @@ def test_bad_input_is_named_where_calls_of_its_shape_are_known(
 
 def test_a_nested_tensor_is_named():
     nested = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(2)])
-    with pytest.raises(ValueError, match="must be strided, got a nested tensor; .*padded"):
+    with pytest.raises(ValueError, match=r"must be strided, got a nested.*to_padded_"):
         fastest.softmax(nested, 1)
 
 
