@@ -4,6 +4,7 @@ nbval runs `notebooks/solutions`. Here is tested what the committed notebooks ho
 """
 
 import ast
+import linecache
 import re
 from pathlib import Path
 
@@ -368,6 +369,75 @@ def code_of(cell) -> str:
 def test_each_solution_is_right(notebook):
     for heading, cells in exercises(notebook).items():
         assert said(tagged(cells, "solution")[0]).startswith("Right: "), heading
+
+
+# ---- wrong answers -------------------------------------------------------------------
+
+
+def judged(stem: str, heading: str, tag: str, *changes: tuple[str, str]) -> str:
+    """What the judge says to an exercise's stub or solution if its code is changed."""
+    notebook = nbformat.read(SOLUTIONS[0].parent / f"{stem}.ipynb", as_version=4)
+    cells = exercises(notebook)[heading]
+    start = next(cell for cell in notebook.cells if cell.cell_type == "code").source
+    judge, code = (tagged(cells, each)[0].source for each in ("judge", tag))
+    if tag == "solution":
+        code = generator.without_judge(code, judge)
+    for old, new in changes:
+        assert old in code, old
+        code = code.replace(old, new)
+    *defined, call = generator.statements(judge)
+    namespace = {"__name__": "__main__"}
+    start = start.split("import open_course\n")[-1]
+    for part, source in enumerate((start, "\n".join(defined), code)):
+        name = f"<{stem}, {heading}, {part}>"
+        rows = source.splitlines(keepends=True)
+        linecache.cache[name] = (len(source), None, rows, name)
+        exec(compile(source, name, "exec"), namespace)
+    return " ".join(repr(eval(call, namespace)).split())
+
+
+TEMPERATURE = "01_eager", "Write: a temperature", "solution"
+LOG_SOFTMAX = "01_eager", "Write: log-softmax", "solution"
+ROW_SUM = "03_program", "Write: a row's sum", "solution"
+TAIL = "03_program", "Repair: the tail", "solution"
+PAIR = "16_online", "Repair: a pair to begin with"
+BEGIN = "row_max, row_sum = 0.0, 0.0"
+
+
+@pytest.mark.parametrize(
+    ("exercise", "changes", "words"),
+    [
+        (TEMPERATURE, [("scores.max(", "x.max(")], "maximum of x or of scores?"),
+        (LOG_SOFTMAX, [(").log()", ")")], "Was the logarithm of the sum taken?"),
+        (
+            LOG_SOFTMAX,
+            [("- log_sum", "- log_sum - scores.amax(1, keepdim=True)")],
+            "The maximum is subtracted twice.",
+        ),
+        (ROW_SUM, [(", other=0", "")], "take part, in a load without `other`?"),
+        (ROW_SUM, [("output_ptr + row", "output_ptr")], "store at its own place?"),
+        (TAIL, [("(triton.cdiv(n, 64),)", "triton.cdiv(n, 64)")], "grid is a tuple: "),
+        ((*PAIR, "stub"), [], "With which maximum does the loop begin?"),
+        (
+            (*PAIR, "stub"),
+            [(BEGIN, "row_max, row_sum = -float('inf'), 0.0")],
+            "What is the exponential of -inf - (-inf)?",
+        ),
+        (
+            (*PAIR, "solution"),
+            [("exp_shifted_or_zero(x, both)", "tl.exp(x - both)")],
+            "What is the exponential of -inf - (-inf)?",
+        ),
+    ],
+)
+def test_a_wrong_answer_is_told_its_mistake(exercise, changes, words):
+    sentence = judged(*exercise, *changes)
+    assert words in sentence and not sentence.startswith("Right")
+
+
+def test_what_a_solution_says_of_a_huge_negative_maximum_holds():
+    begin = BEGIN, "row_max, row_sum = -1e30, 0.0"
+    assert judged(*PAIR, "stub", begin).startswith("Right")
 
 
 def test_all_are_solved_at_the_end(path, notebook):

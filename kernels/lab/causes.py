@@ -128,11 +128,19 @@ def _why_unwritten(e: Evidence) -> str:
 
 
 def _why_unshifted(e: Evidence) -> str:
-    """Exponentials overflow above the dtype's range, or are all 0 far below 0."""
+    """A number other than the row's maximum was subtracted, or none.
+
+    Then exponentials overflow, or are all 0.
+    """
+    if (e.values == -math.inf).all() and e.block > e.size[1] and (e.got == 0).all():
+        return (
+            "Does a masked element hold a finite number? It is then the maximum of "
+            "this row."
+        )
     if not e.values.isfinite().all() or not e.got.isnan().any():
         return ""
-    most = e.values.max().item()
-    if most > (11 if e.dtype == torch.float16 else 88):
+    most, limit = e.values.max().item(), 11 if e.dtype == torch.float16 else 88
+    if most > limit:
         return (
             f"The exponential of {most:.5g} is infinite, and inf/inf is NaN. Was the "
             "row's maximum subtracted before the exponential?"
@@ -143,6 +151,12 @@ def _why_unshifted(e: Evidence) -> str:
             f"{most:.5g}: was a larger number than that subtracted? A masked element "
             "that holds 0 may have won the maximum."
         )
+    spread = most - e.values.min().item()
+    if spread > limit and not e.got.isnan().all():
+        return (
+            f"The exponential of {spread:.5g} is infinite. Was something smaller than "
+            "the row's maximum subtracted?"
+        )
     return ""
 
 
@@ -151,13 +165,20 @@ def _why_nan(e: Evidence, softmax: bool) -> str:
     if not e.values.isfinite().all() or not e.got.isnan().all():
         return ""
     if softmax and (value := _spoiler(e)):
-        return (
-            f"NaN lies around the matrix, and another row holds {value}: was "
-            "something outside of the row read, or have all rows one maximum?"
+        said = (
+            f"NaN lies around the matrix, and another row holds {value}: was something "
+            "outside of the row read, or does a maximum or a sum run over several rows?"
         )
+        if e.block > e.size[1]:
+            said += (
+                " Or, in a kernel, does a masked element hold ∞ or NaN, as it may "
+                "without `other`?"
+            )
+        return said
     return (
         "NaN lies around the matrix: was something outside of the row read? Or "
-        "does a line make NaN, as 0/0 does?"
+        "does a line make NaN, as 0/0 does? Or did a masked element take part, in a "
+        "load without `other`?"
     )
 
 

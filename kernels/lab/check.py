@@ -399,8 +399,11 @@ def _wrong_value(
     if not bad_rows.any():
         return None
 
-    row = bad_rows.nonzero()[0].item()
     poison = poison_of(dtype)
+    # A store at another row's place spoils that row, and leaves its own unwritten.
+    lost = bad_rows & (got == poison).all(dim=1)
+    first = bad_rows.nonzero()[0].item()
+    row = lost.nonzero()[0].item() if lost.any() else first
     unwritten = got[row] == poison
     evidence = causes.Evidence(
         memory=trap.buffer.cpu().double(),
@@ -415,6 +418,8 @@ def _wrong_value(
     )
     known = {"softmax": wanted.softmax, "mistakes": wanted.mistakes}
     cause = causes.cause(evidence, wanted.operator, **known)
+    if row > first:
+        cause += " Does each store at its own place?"
     fail = functools.partial(fail, row=row, kind=case.kinds[row], cause=cause)
 
     scaled = differs(got[row] / sums[row], right[row], allowed[row])

@@ -8,6 +8,9 @@ trials; it shares the comparison of answers.
 Weighed: `hypothesis` searches for inputs and shrinks them. A learner's kernel takes
 seconds in the interpreter, and the inputs that break kernels are known
 (`kernels.lab.cases`). So every learner gets the same few.
+
+Masked elements of a load without `other` are undefined. The interpreter makes them 0,
+which many wrong kernels need. A trial makes them NaN.
 """
 
 import contextlib
@@ -19,8 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime.interpreter import InterpreterBuilder
 
 from kernels.lab import accesses, backend, check, clock, verdict
 from kernels.lab.cases import Case
@@ -56,7 +63,10 @@ def run(
     """
     for filename, lines in sources.items():
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+        nan_without_other(),
+    ):
         outcome = trial(*args)
     if not backend.INTERPRETED:
         try:
@@ -65,6 +75,30 @@ def run(
         except RuntimeError as error:
             return Outcome(str(error).splitlines()[0], broken=True)
     return outcome
+
+
+@contextlib.contextmanager
+def nan_without_other() -> Iterator[None]:
+    """While active, the interpreter loads NaN where a load is masked without `other`.
+
+    Weighed: to wrap `InterpreterBuilder.create_masked_load`. It is given no `other`
+    either if the kernel's `other` is a single 0.
+    """
+    load = TritonSemantic.load
+
+    def load_nan(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        interpreted = isinstance(self.builder, InterpreterBuilder)
+        if interpreted and mask is not None and other is None:
+            ptr_ty = ptr.type.scalar
+            if ptr_ty.is_ptr() and ptr_ty.element_ty in _WITH_NAN:
+                other = self.to_tensor(math.nan)
+        return load(self, ptr, mask, other, *rest)
+
+    with patch.object(TritonSemantic, "load", load_nan):
+        yield
+
+
+_WITH_NAN = (tl.float64, tl.float32, tl.float16, tl.bfloat16)
 
 
 def _out_of_bounds(error: accesses.OutOfBounds, function: Callable) -> str:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -117,7 +118,15 @@ def raised(error: Exception, function: Any) -> str:
     said = f"{kind}: {words}" if words else kind
     if line and not line.startswith(("raise ", "check.")):
         said += f", in the line `{line}`"
+    if words == "object of type 'int' has no len()" and _by_triton(cause):
+        said += ". The grid is a tuple: `kernel[(n,)](…)`"
     return said
+
+
+def _by_triton(error: Exception) -> bool:
+    """Whether a line of Triton raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "triton" in Path(frames[-1].filename).parts
 
 
 def _of_compiler(error: Any) -> tuple[str, str]:

@@ -89,6 +89,88 @@ def test_other_causes_are_named(function, words, capsys):
     assert words in said(function, capsys, max_cols=10)
 
 
+@triton.jit
+def filled_kernel(
+    output_ptr, input_ptr, n_cols, FILL: tl.constexpr, BLOCK: tl.constexpr
+):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    mask = cols < n_cols
+    x = tl.load(input_ptr + row * n_cols + cols, mask=mask, other=FILL).to(tl.float32)
+    numerator = tl.exp(x - tl.max(x, axis=0))
+    y = numerator / tl.sum(numerator, axis=0)
+    tl.store(output_ptr + row * n_cols + cols, y, mask=mask)
+
+
+def filled(x, fill):
+    output = torch.empty_like(x)
+    if x.numel():
+        block = triton.next_power_of_2(x.shape[1])
+        filled_kernel[(len(x),)](output, x, x.shape[1], FILL=fill, BLOCK=block)
+    return output
+
+
+FINITE_MAXIMUM = "Does a masked element hold a finite number? It is then the maximum"
+HOLDS_NAN = "does a masked element hold ∞ or NaN, as it may without `other`?"
+
+
+@pytest.mark.parametrize(
+    ("fill", "words"),
+    [
+        (math.inf, HOLDS_NAN),
+        (math.nan, HOLDS_NAN),
+        (-1e9, FINITE_MAXIMUM),
+        (-1e30, FINITE_MAXIMUM),
+    ],
+)
+def test_what_masked_elements_hold_is_asked(fill, words, capsys):
+    function = functools.partial(filled, fill=fill)
+    assert words in said(function, capsys, max_cols=10, layouts=["contiguous"])
+
+
+def test_a_row_that_fills_its_block_has_no_masked_elements(capsys):
+    width = {"max_cols": 8, "layouts": ["contiguous"]}
+    assert "masked" not in said(one_maximum, capsys, **width)
+    zeros = said(lambda x: torch.softmax(x, dim=1).nan_to_num(0), capsys, **width)
+    assert "(only -inf)" in zeros and "masked" not in zeros
+
+
+def minus_smallest(x):
+    if not x.numel():
+        return torch.empty_like(x)
+    numerator = (x - x.amin(1, keepdim=True)).exp()
+    return numerator / numerator.sum(1, keepdim=True)
+
+
+def test_something_smaller_than_the_maximum_is_named(capsys):
+    words = said(minus_smallest, capsys, dtypes=[torch.float32])
+    assert "(ramp from 0 to -100)" in words
+    assert words.endswith(
+        "The exponential of 100 is infinite. Was something smaller than the row's "
+        "maximum subtracted?"
+    )
+
+
+def sums_of_columns(x):
+    if not x.numel():
+        return torch.empty_like(x)
+    numerator = (x - x.amax(1, keepdim=True)).exp()
+    return numerator / numerator.sum(dim=0)
+
+
+def maxima_of_columns(x):
+    if not x.numel():
+        return torch.empty_like(x)
+    numerator = (x - x.amax(dim=0)).exp()
+    return numerator / numerator.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("function", [sums_of_columns, maxima_of_columns])
+def test_what_runs_over_several_rows_is_named(function, capsys):
+    words = said(function, capsys, dtypes=[torch.float32])
+    assert "Row 0 (normal)" in words
+    assert "or does a maximum or a sum run over several rows?" in words
+
+
 def one_maximum(x):
     return (x - x.max()).exp() / (x - x.max()).exp().sum(1, keepdim=True)
 
@@ -133,6 +215,7 @@ def test_nan_may_also_be_made(capsys):
     check.rows(lambda x: x * torch.nan, lambda x: x)
     words = " ".join(capsys.readouterr().out.split())
     assert "Or does a line make NaN, as 0/0 does?" in words
+    assert words.endswith("take part, in a load without `other`?")
 
 
 def test_a_cause_is_found_where_the_result_depends_on_the_rows_number(capsys):
@@ -156,7 +239,8 @@ def test_small_values_are_not_taken_for_zeros(divisor, named, capsys):
 
 
 def test_one_maximum_is_found_by_the_checker(capsys):
-    assert "or have all rows one maximum?" in said(one_maximum, capsys)
+    words = said(one_maximum, capsys)
+    assert "or does a maximum or a sum run over several rows?" in words
 
 
 def test_zero_that_wins_the_maximum_of_negative_numbers_is_named(capsys):

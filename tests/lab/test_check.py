@@ -519,6 +519,35 @@ def overflowing_log_softmax(x):
     return x - x.float().exp().sum(dim=1, keepdim=True).log().to(x.dtype)
 
 
+@triton.jit
+def one_place_kernel(output_ptr, input_ptr, n_cols, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    places = input_ptr + tl.program_id(0) * n_cols + cols
+    x = tl.load(places, mask=cols < n_cols, other=0).to(tl.float32)
+    tl.store(output_ptr, tl.sum(x, axis=0))
+
+
+def sum_in_one_place(x):
+    output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(x.shape[1])
+    one_place_kernel[(len(x),)](output, x, x.shape[1], BLOCK=block)
+    return output
+
+
+ONE_LAYOUT = {"layouts": ["contiguous"], "max_cols": 10}
+
+
+def test_rows_that_are_never_written_go_before_one_that_is_spoilt(capsys):
+    failure = check.rows(sum_in_one_place, lambda x: x.sum(1), **ONE_LAYOUT).failure
+    assert (failure.fault, failure.row) == (Fault.UNWRITTEN, 1)
+    assert " ".join(capsys.readouterr().out.split()).endswith(
+        "never written. Is there a program for every row? Does each store at its own "
+        "place?"
+    )
+    first = functools.partial(row_softmax, flaw="row 0 unwritten")
+    assert "own place" not in check.softmax(first, **ONE_LAYOUT).failure.cause
+
+
 def sum_of_squares(x):
     return x.float().square().sum(dim=1).to(x.dtype)
 

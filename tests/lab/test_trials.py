@@ -1,9 +1,12 @@
 """What the judge runs in its process: the inputs, and the sentences about them."""
 
+import functools
 import linecache
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from kernels.lab import backend, trials
 from kernels.lab.trials import Outcome
@@ -219,3 +222,74 @@ def test_a_trial_finds_the_source_that_it_is_given(monkeypatch):
         lambda: Outcome(linecache.getline("<here>", 2)), {"<here>": ["a\n", "b\n"]}
     )
     assert seen.failure == "b\n"
+
+
+@triton.jit
+def sum_kernel(output_ptr, input_ptr, n_cols, BLOCK: tl.constexpr, FORM: tl.constexpr):
+    row, cols = tl.program_id(0), tl.arange(0, BLOCK)
+    places, inside = input_ptr + row * n_cols + cols, cols < n_cols
+    if FORM == "without other":
+        x = tl.load(places, mask=inside)
+    if FORM == "masked elements unused":
+        x = tl.where(inside, tl.load(places, mask=inside), 0)
+    if FORM == "zeros":
+        x = tl.load(places, mask=inside, other=0)
+    total = 0.0
+    if FORM == "one by one":
+        for col in range(BLOCK):
+            place = input_ptr + row * n_cols + col
+            total += tl.load(place, mask=col < n_cols, other=0).to(tl.float32)
+    else:
+        total = tl.sum(x.to(tl.float32), axis=0)
+    tl.store(output_ptr + row, total)
+
+
+def row_sum(x, form):
+    output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(x.shape[1])
+    sum_kernel[(len(x),)](output, x, x.shape[1], BLOCK=block, FORM=form)
+    return output
+
+
+def tried(form, dtype=torch.float32) -> str | None:
+    """What is wrong with a sum of this form, in one line."""
+    function = functools.partial(row_sum, form=form)
+    options = {"dtypes": [dtype], "layouts": ["contiguous"], "max_cols": 10}
+    trial = functools.partial(
+        trials.of_rows, function, lambda x: x.sum(dim=1), **options
+    )
+    failure = trials.run(trial, {}).failure
+    return failure and " ".join(failure.split())
+
+
+interpreted = pytest.mark.skipif(
+    not backend.INTERPRETED, reason="is about the interpreter"
+)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_a_load_without_other_is_no_zero(dtype):
+    failure = tried("without other", dtype)
+    assert "its value is nan, not" in failure
+    assert failure.endswith("take part, in a load without `other`?")
+
+
+@pytest.mark.parametrize("form", ["zeros", "masked elements unused", "one by one"])
+def test_masked_elements_that_take_no_part_are_right(form):
+    """For a single `other` of 0, the interpreter's builder is given none."""
+    assert tried(form) is None
+
+
+@interpreted
+def test_after_a_trial_the_interpreter_is_as_before():
+    tried("without other")
+    x = torch.ones(2, 5)
+    assert row_sum(x, "without other").tolist() == [5, 5]
+
+
+@interpreted
+def test_integers_without_other_are_left_alone():
+    x = torch.ones(2, 5, dtype=torch.int32)
+    found = trials.run(lambda: Outcome(str(row_sum(x, "without other").tolist())), {})
+    assert found.failure == "[5, 5]"

@@ -144,6 +144,23 @@ def test_exception_becomes_a_sentence(function, words, capsys):
     assert words in said(function, capsys, max_cols=2000)
 
 
+@triton.jit
+def zero_kernel(output_ptr, BLOCK: tl.constexpr):
+    tl.store(output_ptr + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float32))
+
+
+def test_a_grid_that_is_no_tuple_is_explained(capsys):
+    def launch(x):
+        zero_kernel[4](x, BLOCK=8)
+
+    def measures(x):
+        return len(4)
+
+    tuples = "`zero_kernel[4](x, BLOCK=8)`. The grid is a tuple: `kernel[(n,)](…)`."
+    assert tuples in said(launch, capsys)
+    assert said(measures, capsys).endswith("no len(), in the line `return len(4)`.")
+
+
 @pytest.mark.parametrize(
     ("kernel", "words"),
     [
