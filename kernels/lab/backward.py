@@ -28,7 +28,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from kernels.lab import backend
+from kernels.lab import backend, description
 from kernels.lab.direct import CachedLaunch
 from kernels.lab.launch import Launch
 
@@ -248,11 +248,7 @@ def validate(
                 "do"
             )
         if tensor.device.type != backend.DEVICE:
-            raise ValueError(
-                f"{name} must be on {backend.DEVICE!r}, where kernels run here, got a "
-                f"tensor on {str(tensor.device)!r}; move it with "
-                f"{name}.to({backend.DEVICE!r})"
-            )
+            raise ValueError(description.elsewhere(tensor, name))
     if dtype is not None and dtype not in DTYPES:
         raise TypeError(
             f"dtype must be float32, float16, bfloat16, float64 or None, got {dtype!r}"

@@ -4,6 +4,8 @@ Notebooks call it as `backend.describe()`. It stands apart from `backend` becaus
 `from kernels import softmax` loads `backend`, and has no use for sentences. With
 COURSE_MEASURE=recorded in the environment, a GPU runs kernels and times are recorded
 ones; the sentence says so.
+
+Errors about tensors that lie elsewhere take their sentence from here, too.
 """
 
 import functools
@@ -158,3 +160,15 @@ def no_such_name(name: str, folder: str) -> Exception:
         )
         return ImportError(said, name="kernels", path=folder)
     return AttributeError(f"module 'kernels' has no attribute {name!r}")
+
+
+def elsewhere(tensor: torch.Tensor, name: str) -> str:
+    """Says that a tensor is not where kernels run, and what would do."""
+    where = repr(backend.DEVICE)
+    would_do = f"move it with {name}.to({where})"
+    if tensor.device.type == "meta":  # there are no values to move
+        would_do = f"torch.randn_like({name}, device={where}) would do"
+    return (
+        f"{name} must be on {where}, where kernels run here, got a tensor on "
+        f"{str(tensor.device)!r}; {would_do}"
+    )

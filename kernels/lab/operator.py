@@ -55,17 +55,6 @@ def is_plain(x: object) -> bool:
     )
 
 
-def elsewhere(x: torch.Tensor) -> str:
-    """Says that x is not where kernels run, and what would do."""
-    would_do = f"move it with x.to({backend.DEVICE!r})"
-    if x.device.type == "meta":  # there are no values to move
-        would_do = f"torch.randn_like(x, device={backend.DEVICE!r}) would do"
-    return (
-        f"x must be on {backend.DEVICE!r}, where kernels run here, got a tensor on "
-        f"{str(x.device)!r}; {would_do}"
-    )
-
-
 def validate(
     x: torch.Tensor, dim: int, dtype: torch.dtype | None, address: int | None = None
 ) -> None:
@@ -98,7 +87,7 @@ def validate(
         to = "to_padded_tensor(-float('inf'))" if x.is_nested else "to_dense()"
         raise ValueError(f"x must be strided, got {layout}; x.{to} would do")
     if x.device.type != backend.DEVICE:
-        raise ValueError(elsewhere(x))
+        raise ValueError(description.elsewhere(x, "x"))
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"dim must be an int, got {dim!r}")
     n_dims = max(x.ndim, 1)
@@ -193,7 +182,7 @@ def validate_rows(
             "x.reshape(-1, x.shape[-1]) makes a matrix of the last dimension's rows"
         )
     if x.device.type != backend.DEVICE:
-        raise ValueError(elsewhere(x))
+        raise ValueError(description.elsewhere(x, "x"))
     if max_rows is not None and x.shape[0] > max_rows:
         raise ValueError(
             f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "

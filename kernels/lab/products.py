@@ -67,11 +67,7 @@ def validate(a: torch.Tensor, b: torch.Tensor, softmax_cols: int | None = None) 
                 "multiplies batches of matrices"
             )
         if x.device.type != backend.DEVICE:
-            raise ValueError(
-                f"{name} must be on {backend.DEVICE!r}, where kernels run here, got a "
-                f"tensor on {str(x.device)!r}; move it with {name}.to("
-                f"{backend.DEVICE!r})"
-            )
+            raise ValueError(description.elsewhere(x, name))
         if max(x.shape) > MAX_SIZE:
             raise ValueError(
                 f"{name} must have at most {MAX_SIZE} rows and columns, got "

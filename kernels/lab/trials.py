@@ -10,7 +10,8 @@ seconds in the interpreter, and the inputs that break kernels are known
 (`kernels.lab.cases`). So every learner gets the same few.
 
 Masked elements of a load without `other` are undefined. The interpreter makes them 0,
-which many wrong kernels need. A trial makes them NaN.
+which many wrong kernels need. There, a trial makes them NaN; on a GPU they stay as the
+GPU leaves them.
 """
 
 import contextlib

@@ -226,7 +226,7 @@ _, Y = inputs()
         ((Y, Y > 0), TypeError, "y must be float32, .*got torch.bool"),
         ((Y.double(), Y), TypeError, "gradient must be torch.float32 as y is"),
         ((Y[:2], Y), ValueError, r"gradient must be like y, \(3, 33\) on .*\(2, 33\)"),
-        ((Y.to("meta"), Y), ValueError, "gradient must be on .*'meta'"),
+        ((Y.to("meta"), Y), ValueError, "gradient must be on .*'meta'; .*randn_like"),
         ((Y, Y.to_sparse()), ValueError, "y must be strided"),
         ((Y, Y, 2), IndexError, "dim must be from -2 to 1 for shape .*got 2"),
         ((Y, Y, 1.0), TypeError, "dim must be an int, got 1.0"),
