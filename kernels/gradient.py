@@ -33,7 +33,8 @@ LONGEST_TILE = 32768  # the longest row that a program takes by itself
 LONG_BYTES = 3 * 2**16  # the shortest row of LONG_PARTS
 
 # The bytes of a part, its warps, and the most registers of a thread.
-FEW_PARTS = 8192, 4, 72  # where larger parts would not fill the GPU
+FEW_PARTS = 8192, 4, 64  # where larger parts would not fill the GPU
+FEW_EDGES = 8192, 4, 72  # the same where rows have edges
 PARTS = 16384, 4, 96
 LONG_PARTS = 32768, 4, 168  # of float32
 
@@ -371,7 +372,7 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
         block_cols, warps = block_bytes // element_size, max(1, warps)
         return Config(rows, block_cols, 1, vector, edges, 1, warps)
     if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
-        part_bytes, num_warps, maxnreg = FEW_PARTS
+        part_bytes, num_warps, maxnreg = FEW_EDGES if edges else FEW_PARTS
     elif element_size == 4 and row_bytes >= LONG_BYTES:
         part_bytes, num_warps, maxnreg = LONG_PARTS
     else:
