@@ -26,7 +26,7 @@ MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 LONG_BYTES = 32000  # of a row, for each SM: from here on, parts are larger
 LONG_EDGES_BYTES = 15000  # the same for rows of 16 bits with edges
-ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is faster (H200)
+ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is nearly as fast (H200)
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
