@@ -67,8 +67,9 @@ def test_counters_stand_beside_what_was_asked(at_hand):
     table = ledger.dram_table(counts)
     assert list(table.index) == [*traffic.LINES, "all five"]
     subtract = table.loc["subtract"]
-    assert subtract["reads, counted"] == subtract["reads, DRAM"] == "268"
-    assert subtract["writes, counted"] == "268" != subtract["writes, DRAM"]
+    assert subtract["reads, counted"] == subtract["writes, counted"] == "268"
+    assert abs(int(subtract["reads, DRAM"]) - 268) <= 1  # MB
+    assert int(subtract["writes, DRAM"]) < 268 - 20
     both = table.loc["all five", ["reads, counted", "writes, counted"]]
     assert list(both) == ["1342", "805"]
     asked = f"{4 * sum(line.read for line in traffic.predicted(*dram.SMALL)) / 1e6:.1f}"
