@@ -234,6 +234,7 @@ class Config:
     patience: int
     num_warps: int
     maxnreg: int | None = None
+    enable_fp_fusion: bool = False  # two copies of the code might fuse other products
 
 
 def choose_config(
@@ -276,8 +277,7 @@ def are_resident(
 ) -> bool:
     """Whether the current GPU runs all programs of a row at once, and it pays.
 
-    A third of the slots stays free for rows of other calls. Rows of more than
-    ROW_BYTES for each SM don't pay. Args: as for `choose_config`.
+    A third of the slots stays free for rows of other calls. Args: see `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)

@@ -353,10 +353,11 @@ def test_results_do_not_depend_on_who_waits(dtype, n_cols, block_cols):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stride", [2**20, 2**20 + 3])
-@pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20])
+@pytest.mark.parametrize("beyond", [0, 3])
+@pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20, 1_500_000])
 @pytest.mark.parametrize("dtype", backend.DTYPES)
-def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, stride):
+def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, beyond):
+    stride = max(n_cols, 2**20) + beyond  # rows start at any address, or at 16 bytes
     for n_rows in (1, 2**25 // n_cols):  # fewer programs than run at once, and more
         x = matrix(n_rows, n_cols, dtype, stride=stride)
         y = torch.empty(n_rows, n_cols, dtype=dtype, device=x.device)
@@ -770,6 +771,21 @@ def test_a_helper_sees_the_words_before_it_loads():
         for access in (r"ld\.volatile", r"ld\.global\S*evict_last")
     )
     assert len(seen) >= 4 and max(seen) < min(loads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_cols", [100_001, 2**17, 2_500_000])
+@pytest.mark.parametrize("beyond", [0, 3])
+def test_both_copies_of_the_code_round_alike(beyond, n_cols, dtype):
+    """Fused multiply-adds, which the compiler places as it likes, would differ."""
+    n_rows = 2**28 // n_cols
+    x = torch.empty(n_rows, n_cols + beyond, dtype=dtype, device="meta")[:, :n_cols]
+    y = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
+    launch = cooperative.launch_for(y, x)
+    fused = launch.constants | {"enable_fp_fusion": True}
+    usual, other = compile.aot_all([launch, dataclasses.replace(launch, constants=fused)])
+    assert usual.count(r"\bFFMA", "sass") == 0
+    assert other.count(r"\bFFMA", "sass") > 0
 
 
 def test_help_is_a_function_that_is_called():

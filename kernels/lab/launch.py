@@ -36,7 +36,7 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
 _pointer = functools.cache(Pointer)
 SIZES = ("tag", "n_cols", "n_parts", "output_shift")  # compiled for any value
 SIZES += ("output_row_stride", "input_row_stride")
-OPTIONS = ("num_warps", "num_stages", "maxnreg")  # of a launch: not constexprs
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")  # no constexprs
 
 
 def constants_of(config: Any) -> dict[str, Any]:
