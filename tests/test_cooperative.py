@@ -782,8 +782,9 @@ def test_both_copies_of_the_code_round_alike(beyond, n_cols, dtype):
     x = torch.empty(n_rows, n_cols + beyond, dtype=dtype, device="meta")[:, :n_cols]
     y = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
     launch = cooperative.launch_for(y, x)
-    fused = launch.constants | {"enable_fp_fusion": True}
-    usual, other = compile.aot_all([launch, dataclasses.replace(launch, constants=fused)])
+    constants = launch.constants | {"enable_fp_fusion": True}
+    fused = dataclasses.replace(launch, constants=constants)
+    usual, other = compile.aot_all([launch, fused])
     assert usual.count(r"\bFFMA", "sass") == 0
     assert other.count(r"\bFFMA", "sass") > 0
 
