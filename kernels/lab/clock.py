@@ -137,9 +137,13 @@ def _gpu_uuid() -> str:
 @functools.cache
 def _lock(uuid: str) -> filelock.BaseFileLock:
     """The lock of a GPU. Its file belongs to nobody: every user may take it."""
+    # Not in /tmp itself, where Linux and filelock refuse files of other users.
+    folder = Path(tempfile.gettempdir(), "measuring-on-gpu")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        folder.chmod(0o777)  # mkdir alone would heed the umask
     name = re.sub(r"[^\w-]", "", uuid)
-    path = Path(tempfile.gettempdir(), f"measuring-on-gpu-{name}.lock")
-    return filelock.FileLock(path, mode=0o666)
+    return filelock.FileLock(folder / f"{name}.lock", mode=0o666)
 
 
 # ---- what is done before a call ------------------------------------------------------

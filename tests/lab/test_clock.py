@@ -322,7 +322,7 @@ def lock(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(clock, "_gpu_uuid", lambda: "GPU-5eed/..")
     clock._lock.cache_clear()
-    yield tmp_path / "measuring-on-gpu-GPU-5eed.lock"
+    yield tmp_path / "measuring-on-gpu" / "GPU-5eed.lock"
     clock._lock.cache_clear()
 
 
@@ -340,7 +340,7 @@ print("done", flush=True)
 
 
 def test_two_processes_exclude_each_other(lock, monkeypatch, capsys):
-    where = {"TMPDIR": str(lock.parent), "PYTHONPATH": str(backend.ROOT)}
+    where = {"TMPDIR": str(lock.parent.parent), "PYTHONPATH": str(backend.ROOT)}
     where["COURSE_WAIT_SILENTLY"] = ""  # tests set it, and this one reads the line
     with (
         clock.alone(),
@@ -370,7 +370,7 @@ def test_two_processes_exclude_each_other(lock, monkeypatch, capsys):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as two users")
 def test_users_take_the_lock_in_turn(lock, monkeypatch):
-    """The first user makes the file, under a umask that keeps the others out."""
+    """The first user makes folder and file, under a umask that keeps others out."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o1777)  # as /tmp is
         monkeypatch.setattr(tempfile, "tempdir", folder)
@@ -405,6 +405,7 @@ def test_every_user_may_take_the_lock(lock):
     try:
         with clock.alone():
             assert lock.stat().st_mode & 0o777 == 0o666
+            assert lock.parent.stat().st_mode & 0o7777 == 0o777
     finally:
         os.umask(before)
 
