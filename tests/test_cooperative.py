@@ -773,20 +773,38 @@ def test_a_helper_sees_the_words_before_it_loads():
     assert len(seen) >= 4 and max(seen) < min(loads)
 
 
+def reductions(kernel: Compiled) -> list[list[tuple[str, str]]]:
+    """Of floats, in each function of a kernel: the operation, and who holds what."""
+    layouts = dict(re.findall(r"^(#\w+) = (.*)$", kernel.ttgir, re.MULTILINE))
+    pattern = r"arith\.(\w+) .* : f32\n.*\n.*tensor<(\w+), (#\w+)>\) -> f32"
+    return [
+        [(op, shape + layouts[name]) for op, shape, name in re.findall(pattern, text)]
+        for text in kernel.ttgir.split("tt.func ")[1:]
+    ]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n_cols", [100_001, 2**17, 2_500_000])
 @pytest.mark.parametrize("beyond", [0, 3])
-def test_both_copies_of_the_code_round_alike(beyond, n_cols, dtype):
-    """Fused multiply-adds, which the compiler places as it likes, would differ."""
-    n_rows = 2**28 // n_cols
+@pytest.mark.parametrize("is_few", [False, True])
+def test_both_copies_of_the_code_round_alike(is_few, beyond, n_cols, dtype):
+    """They add in the same order, and never in fused multiply-adds.
+
+    Which product and sum are fused is the compiler's choice, in each copy anew.
+    """
+    n_rows = 1 if is_few else 2**28 // n_cols
     x = torch.empty(n_rows, n_cols + beyond, dtype=dtype, device="meta")[:, :n_cols]
     y = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
     launch = cooperative.launch_for(y, x)
     constants = launch.constants | {"enable_fp_fusion": True}
-    fused = dataclasses.replace(launch, constants=constants)
-    usual, other = compile.aot_all([launch, fused])
-    assert usual.count(r"\bFFMA", "sass") == 0
-    assert other.count(r"\bFFMA", "sass") > 0
+    constants["num_warps"] *= 2  # another order of additions
+    other = dataclasses.replace(launch, constants=constants)
+    usual, other = compile.aot_all([launch, other])
+    used, helping = reductions(usual)
+    n_pairs = 3 if launch.constants["EDGES"] else 2  # part, edges, and all parts
+    assert sorted(op for op, _ in used) == ["addf"] * n_pairs + ["maxnumf"] * n_pairs
+    assert used == helping != reductions(other)[1]
+    assert usual.count(r"\bFFMA", "sass") == 0 < other.count(r"\bFFMA", "sass")
 
 
 def test_help_is_a_function_that_is_called():
