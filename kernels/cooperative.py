@@ -234,7 +234,7 @@ class Config:
     patience: int
     num_warps: int
     maxnreg: int | None = None
-    enable_fp_fusion: bool = False  # two copies of the code might fuse other products
+    enable_fp_fusion: bool = False  # with it, `help_row` might round differently
 
 
 def choose_config(
@@ -275,7 +275,7 @@ def choose_config(
 def are_resident(
     n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
 ) -> bool:
-    """Whether the current GPU runs all programs of a row at once, and it pays.
+    """Whether the current GPU runs all programs of a row at once, and sharing pays.
 
     A third of the slots stays free for rows of other calls. Args: see `choose_config`.
     """

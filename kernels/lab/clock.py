@@ -139,8 +139,8 @@ def _lock(uuid: str) -> filelock.BaseFileLock:
     """The lock of a GPU. Its file belongs to nobody: every user may take it."""
     # Not in /tmp itself, where Linux and filelock refuse files of other users.
     folder = Path(tempfile.gettempdir(), "measuring-on-gpu")
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
+    folder.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # another user's folder
         folder.chmod(0o777)  # mkdir alone would heed the umask
     name = re.sub(r"[^\w-]", "", uuid)
     return filelock.FileLock(folder / f"{name}.lock", mode=0o666)
