@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import functools
 import re
 from pathlib import Path
 
@@ -52,6 +53,20 @@ def tags(cell) -> set[str]:
 
 def text(notebook) -> str:
     return "\n".join(cell.source for cell in notebook.cells)
+
+
+@functools.cache
+def definitions() -> set[str]:
+    """All functions and classes of the course, with their docstrings and without."""
+    found = set()
+    for path in (*CHAPTERS, *INSTRUMENTS, *BENCHMARKS):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(ast.unparse(node))
+                if ast.get_docstring(node) and len(node.body) > 1:
+                    node.body = node.body[1:]
+                    found.add(ast.unparse(node))
+    return found
 
 
 def part(stem: str) -> str:
@@ -231,6 +246,16 @@ def test_recorded_measurements_have_the_columns_of_record(path):
 
 
 # ---- the form of a chapter -----------------------------------------------------------
+
+
+def test_listings_in_outputs_are_of_the_code_as_it_is(notebook):
+    """Comments apart. Each listing of a function or a class is in some module."""
+    for cell in code(notebook):
+        for output in cell.outputs:
+            listing = output.get("data", {}).get("text/plain", "")
+            if re.match(r"(@[\w.]+(\(.*\))?\n)*(def|class) \w", listing):
+                for node in ast.parse(listing).body:
+                    assert ast.unparse(node) in definitions(), listing
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
