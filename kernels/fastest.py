@@ -98,12 +98,8 @@ def softmax(
         IndexError: x has no such dimension.
         RuntimeError: out is given where a gradient is needed.
     """
-    if not is_dynamo_compiling() and type(x) is Tensor:
-        try:
-            alike = known.get(x.shape, ())
-        except RuntimeError:  # a nested tensor has no shape
-            alike = ()
-        for again in alike:
+    if not is_dynamo_compiling() and type(x) is Tensor and not x.is_nested:
+        for again in known.get(x.shape, ()):
             if (y := again(x, dim, dtype, out)) is not None:
                 return y
     from kernels import operator  # a later chapter: how PyTorch sees this function
@@ -148,15 +144,11 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
         return online.prepare(*columns, CachedLaunch)
-    config = None
-    if stem == "cooperative":
-        config = cooperative.choose_config(n_rows, n_cols, size, vector, same_shift)
-    elif n_rows <= n_sms():
-        config = _config_of_few(n_cols, size, stem == "tiled", same_shift)
+    few, aligned = stem != "cooperative" and n_rows <= n_sms(), stem == "tiled"
+    config = _config_of_few(n_cols, size, aligned, same_shift) if few else None
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
 
 
-@functools.lru_cache(maxsize=4096)
 def _config_of_few(
     n_cols: int, element_size: int, aligned: bool, same_shift: bool
 ) -> tiled.Config:
@@ -173,4 +165,9 @@ def _config_of_few(
     config = tiled.choose_config(size, element_size, vector)
     if not aligned and (same_shift or element_size == 2):
         config = unaligned.choose_config(size, element_size, same_shift)
+    return _of_one_row(config)
+
+
+@functools.cache
+def _of_one_row(config: tiled.Config) -> tiled.Config:
     return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))

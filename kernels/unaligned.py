@@ -245,13 +245,16 @@ def launch_for(
 
     Args: as for `kernels.tiled.launch_for`.
     """
-    (vector, same_shift), element_size = alignment(output, x), x.element_size()
-    if not same_shift and element_size == 4:
+    n_rows, n_cols, element_size = *x.shape, x.element_size()
+    if config is None:
+        vector, same_shift = alignment(output, x)
+        if same_shift or element_size == 2:
+            config = choose_config(n_cols, element_size, same_shift, vector > 1)
+    if not isinstance(config, Config):
         return tiled.launch_for(output, x, config)
-    config = config or choose_config(x.shape[1], element_size, same_shift, vector > 1)
     return Launch(
         kernel=softmax_kernel,
-        grid=(ceil_div(len(x), config.rows),),
+        grid=(ceil_div(n_rows, config.rows),),
         scalars=(output.stride(0), x.stride(0), tiled.row_shift(output), *x.shape),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),

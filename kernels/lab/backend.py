@@ -32,9 +32,8 @@ def obstacle() -> str:
     """Why kernels cannot run on a GPU of this machine; empty if they can."""
     if not has_gpu():
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if hidden is None:
-            return "the CUDA driver reports no device"
-        return f"the CUDA driver reports no device for CUDA_VISIBLE_DEVICES={hidden!r}"
+        where = "" if hidden is None else f" for CUDA_VISIBLE_DEVICES={hidden!r}"
+        return f"the CUDA driver reports no device{where}"
     import torch  # not before: without a GPU, TRITON_INTERPRET is set first
 
     if torch.version.cuda is None:

@@ -39,6 +39,7 @@ SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")  # no constexprs
 
 
+@functools.cache
 def constants_of(config: Any) -> dict[str, Any]:
     """Returns the fields of a chapter's Config as the constants of a launch.
 
