@@ -321,9 +321,7 @@ def choose_short(n_cols: int, element_size: int, pairs: bool = False) -> ShortCo
     is_even = n_cols % 2 == 0
     if not is_even and n_cols <= LONGEST_PAIRS[element_size]:
         return choose_short(2 * n_cols, element_size, pairs=True)
-    if (
-        element_size == 2 and n_cols in (14, 30) and not pairs
-    ):  # two nearly fill a block
+    if element_size == 2 and n_cols in (14, 30) and not pairs:  # two fill a block
         threads = 2 if n_cols == 14 else 4
         return ShortConfig(128 // threads, 16 * threads, 0, 4, threads, False, True)
     vector = 2 if n_cols <= (64 if is_even and element_size == 2 else 26) else 4
@@ -370,7 +368,9 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
         elif edges or element_size == 2:  # 16 take longer
             warps = min(warps, 8)
         block_cols, warps = block_bytes // element_size, max(1, warps)
-        return Config(rows, block_cols, 1, vector, edges, 1, warps)
+        # The compiler takes 128 registers anyway. Told so, it writes faster code.
+        maxnreg = 128 if block_cols == 16384 and not edges else None
+        return Config(rows, block_cols, 1, vector, edges, 1, warps, maxnreg)
     if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
         part_bytes, num_warps, maxnreg = FEW_EDGES if edges else FEW_PARTS
     elif element_size == 4 and row_bytes >= LONG_BYTES:
