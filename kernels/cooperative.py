@@ -26,7 +26,6 @@ MAX_COLS = 2**27
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 LONG_BYTES = 32000  # of a row, for each SM: from here on, parts are larger
 LONG_EDGES_BYTES = 15000  # the same for rows of 16 bits with edges
-ROW_BYTES = 95000  # of a row, for each SM: beyond, `online` is nearly as fast (H200)
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
@@ -248,7 +247,8 @@ def choose_config(
     `unaligned.alignment` returns the last arguments.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
-    few = n_rows * row_bytes < FEW_BYTES * sms
+    few = row_bytes < (65536 if same_shift else 32768) * sms  # such rows' parts fit
+    few = few and n_rows * row_bytes < FEW_BYTES * sms
     if few and vector * element_size < 16:
         vector = 1  # narrower accesses would need a kernel of their own
     edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
@@ -275,15 +275,15 @@ def choose_config(
 def are_resident(
     n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
 ) -> bool:
-    """Whether the current GPU runs all programs of a row at once, and sharing pays.
+    """Whether the current GPU runs all programs of a row at once.
 
-    A third of the slots stays free for rows of other calls. Args: see `choose_config`.
+    A third of the slots stays free for rows of other calls. Half does where x is loaded
+    by element: `online` is faster from there on (H200). Args: see `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
     slots = launch.programs_at_once(config.num_warps, config.maxnreg)
-    pays = n_cols * element_size <= ROW_BYTES * launch.n_sms()
-    return pays and 3 * n_parts <= 2 * slots
+    return n_parts * (1.5 if same_shift or vector > 1 else 2) <= slots
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
