@@ -351,7 +351,7 @@ def test_results_do_not_depend_on_who_waits(dtype, n_cols, block_cols):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("beyond", [0, 3])
-@pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20, 1_500_000])
+@pytest.mark.parametrize("n_cols", [2**16, 2**17, 50_257, 2**20, 1_500_001, 2_500_000])
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, beyond):
     stride = max(n_cols, 2**20) + beyond  # rows start at any address, or at 16 bytes
