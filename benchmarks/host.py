@@ -9,14 +9,17 @@ matrix so small that the GPU is done before the host. So the pieces' sum is not 
 the whole call's time.
 
 The first call of a new length happens once, so its pieces are timed inside it: each
-function of PIECES gets a stopwatch. A stopwatch takes some tenths of a µs itself.
+function of PIECES gets a stopwatch, which takes some tenths of a µs itself. So the
+whole call is timed for other lengths, without a stopwatch. The two take turns, because
+for some ms the host may be slow: that must meet both.
 """
 
 import contextlib
 import functools
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -26,10 +29,9 @@ from kernels import fastest, tiled, unaligned
 from kernels.lab import backend, clock, direct, launch, operator, process
 
 SHAPE = 64, 64
-NEW_LENGTHS = range(2049, 2249)
+NEW_LENGTHS = range(2049, 2449)
 """Lengths of rows that the softmax has not seen; nearly all share three kernels."""
-OTHER_LENGTHS = range(2249, 2449)
-"""Lengths for the calls that are timed piece by piece; they share the kernels too."""
+TURN = 20  # lengths whose calls are timed whole, or in pieces, one after the other
 WHOLE = "kernels.softmax, a new length"
 PIECES = {
     "new length: check the input": [(operator, "validate")],
@@ -81,52 +83,58 @@ def pieces() -> list[dict[str, Any]]:
     """
     clock.require_gpu()
     rows = [(name, clock.host_us(call)[1]) for name, call in calls().items()]
-    rows.append((WHOLE, new_length_us()))
     with clock.alone():
-        rows += new_length_pieces().items()
+        rows += new_lengths().items()
     return [{"call": name, "us": round(us, 3)} for name, us in rows]
 
 
-def new_length_us() -> float:
-    """The median time of the first call for each of NEW_LENGTHS, µs."""
-    first, *rest = _matrices(SHAPE[0], NEW_LENGTHS)
-    fastest.softmax(first)  # compiles
-    with clock.alone():
-        times = [clock.call_us(fastest.softmax, x, wait=False) for x in rest]
-        torch.cuda.synchronize()
-    return statistics.median(times)
-
-
-def new_length_pieces(
-    n_rows: int = SHAPE[0], lengths: Iterable[int] = OTHER_LENGTHS
+def new_lengths(
+    n_rows: int = SHAPE[0], lengths: Iterable[int] = NEW_LENGTHS
 ) -> dict[str, float]:
-    """Where the time of the first call of a length goes: the medians over lengths, µs.
+    """The medians for the first call of each length, µs: whole, and where it goes.
 
     Args:
         n_rows: of each matrix.
         lengths: that no call has had.
 
     Returns:
-        The time of each of PIECES, of LAUNCH, and of REST: what is left of the whole.
+        The time of the WHOLE call; of each of PIECES, of LAUNCH, and of REST: what is
+        left of a call in pieces.
     """
+    first, *others = (torch.empty(n_rows, n, device=backend.DEVICE) for n in lengths)
+    fastest.softmax(first)  # compiles
     taken: list[dict[str, float]] = []
+    turns = itertools.cycle([_in_pieces, _whole])
+    for start in range(0, len(others), TURN):
+        taken += next(turns)(others[start : start + TURN])
+    names = WHOLE, *PIECES, LAUNCH, REST
+    return {
+        name: statistics.median(each[name] for each in taken if name in each)
+        for name in names
+    }
+
+
+def _whole(matrices: Sequence[torch.Tensor]) -> list[dict[str, float]]:
+    """The time of the call for each matrix."""
+    softmax = fastest.softmax
+    return [{WHOLE: clock.call_us(softmax, x, wait=False)} for x in matrices]
+
+
+def _in_pieces(matrices: Sequence[torch.Tensor]) -> list[dict[str, float]]:
+    """The times of the call's pieces for each matrix."""
+    taken, watch = [], {}
     with contextlib.ExitStack() as stack:
-        watch: dict[str, float] = {}
         timed = {**PIECES, LAUNCH: [(direct.CachedLaunch, "__call__")]}
         for name, places in timed.items():
             for owner, attribute in places:
                 stack.enter_context(_stopwatch(owner, attribute, watch, name))
-        for x in _matrices(n_rows, lengths):
+        for x in matrices:
             watch.update(dict.fromkeys(timed, 0.0))
             whole = clock.call_us(fastest.softmax, x, wait=False)
             # The launch's call begins with finding the compiled kernel.
             watch[LAUNCH] -= watch["new length: find the compiled kernel"]
             taken.append({**watch, REST: whole - sum(watch.values())})
-    return {name: statistics.median(each[name] for each in taken) for name in taken[0]}
-
-
-def _matrices(n_rows: int, lengths: Iterable[int]) -> list[torch.Tensor]:
-    return [torch.empty(n_rows, n, device=backend.DEVICE) for n in lengths]
+    return taken
 
 
 @contextlib.contextmanager

@@ -18,13 +18,14 @@ def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
-def test_each_piece_of_a_first_call_is_in_the_call():
-    pieces = host.new_length_pieces(2, [517, 518, 519, 520])
-    assert list(pieces) == [*host.PIECES, host.LAUNCH, host.REST]
+def test_each_piece_of_a_first_call_is_in_the_call(monkeypatch):
+    monkeypatch.setattr(host, "TURN", 2)
+    pieces = host.new_lengths(2, [517, 518, 519, 520, 521])
+    assert list(pieces) == [host.WHOLE, *host.PIECES, host.LAUNCH, host.REST]
     if backend.INTERPRETED:  # there, Triton both finds the kernel and runs it
         pieces.pop(host.LAUNCH)
     assert all(us > 0 for us in pieces.values()), pieces
-    again = host.new_length_pieces(2, [518] * 3)  # nothing is chosen anew
+    again = host.new_lengths(2, [518] * 5)  # nothing is chosen anew
     for name in ("choose the kernel", "make the Launch", "check the input"):
         assert again[f"new length: {name}"] == 0
 
