@@ -10,8 +10,8 @@ the whole call's time.
 
 The first call of a new length happens once, so its pieces are timed inside it: each
 function of PIECES gets a stopwatch, which takes some tenths of a µs itself. So the
-whole call is timed for other lengths, without a stopwatch. The two take turns, because
-for some ms the host may be slow: that must meet both.
+whole call is timed for other lengths, without a stopwatch. The two take turns: if the
+host is slow for some ms, both are.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from kernels.lab import backend, clock, direct, launch, operator, process
 SHAPE = 64, 64
 NEW_LENGTHS = range(2049, 2449)
 """Lengths of rows that the softmax has not seen; nearly all share three kernels."""
-TURN = 20  # lengths whose calls are timed whole, or in pieces, one after the other
+TURN = 20  # lengths that are timed whole, before as many are timed in pieces
 WHOLE = "kernels.softmax, a new length"
 PIECES = {
     "new length: check the input": [(operator, "validate")],
@@ -91,7 +91,7 @@ def pieces() -> list[dict[str, Any]]:
 def new_lengths(
     n_rows: int = SHAPE[0], lengths: Iterable[int] = NEW_LENGTHS
 ) -> dict[str, float]:
-    """The medians for the first call of each length, µs: whole, and where it goes.
+    """Median times of first calls, µs: of the whole call, and of its pieces.
 
     Args:
         n_rows: of each matrix.

@@ -5,7 +5,7 @@ Changes: a program holds one part of a row. It publishes the part's (max, sum) p
     waits for the pairs of the row's other parts, merges all pairs, and writes the
     softmax of what it still holds. If a pair does not come, it computes that pair too.
 Costs: MN values read and MN written, and two 64-bit words for each part. Rows that
-    would fill the GPU by themselves are for `online`.
+    would take more than two thirds of the GPU are for `online`.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
@@ -243,11 +243,11 @@ def choose_config(
 
     While a program waits, only other programs load. So parts are large, and a thread's
     registers are capped, to keep as much of the matrix as possible in each SM: 192 KiB
-    with 80 registers. A small tensor has small parts instead, so that many SMs get one.
+    with 80 registers. A small tensor has small parts, so that many SMs get one.
     `unaligned.alignment` returns the last arguments.
     """
     sms, row_bytes = launch.n_sms(), n_cols * element_size
-    few = row_bytes < (65536 if same_shift else 32768) * sms  # such rows' parts fit
+    few = row_bytes < (65536 if same_shift else 32768) * sms  # or parts would not fit
     few = few and n_rows * row_bytes < FEW_BYTES * sms
     if few and vector * element_size < 16:
         vector = 1  # narrower accesses would need a kernel of their own

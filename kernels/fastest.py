@@ -144,8 +144,8 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
         return online.prepare(*columns, CachedLaunch)
-    few, aligned = stem != "cooperative" and n_rows <= n_sms(), stem == "tiled"
-    config = _config_of_few(n_cols, size, aligned, same_shift) if few else None
+    few = stem != "cooperative" and n_rows <= n_sms()
+    config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
 
 

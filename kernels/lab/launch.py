@@ -39,8 +39,8 @@ SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")  # no constexprs
 
 
-@functools.cache
-def constants_of(config: Any) -> dict[str, Any]:
+@functools.cache  # equal configs share what is returned
+def constants_of(config: Any) -> Mapping[str, Any]:
     """Returns the fields of a chapter's Config as the constants of a launch.
 
     The fields are the kernel's constexprs, in its order and in lower case, and OPTIONS.
