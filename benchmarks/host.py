@@ -95,7 +95,7 @@ def new_lengths(
 
     Args:
         n_rows: of each matrix.
-        lengths: that no call has had.
+        lengths: that no call has had; more than TURN + 1.
 
     Returns:
         The time of the WHOLE call; of each of PIECES, of LAUNCH, and of REST: what is

@@ -246,8 +246,8 @@ def choose_config(
     with 80 registers. A small tensor has small parts, so that many SMs get one.
     `unaligned.alignment` returns the last arguments.
     """
-    sms, row_bytes = launch.n_sms(), n_cols * element_size
-    few = row_bytes < (65536 if same_shift else 32768) * sms  # or parts would not fit
+    (sms, threads), row_bytes = launch.sms_and_threads(), n_cols * element_size
+    few = row_bytes < (32 if same_shift else 16) * threads * sms  # or parts won't fit
     few = few and n_rows * row_bytes < FEW_BYTES * sms
     if few and vector * element_size < 16:
         vector = 1  # narrower accesses would need a kernel of their own

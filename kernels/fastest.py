@@ -98,8 +98,12 @@ def softmax(
         IndexError: x has no such dimension.
         RuntimeError: out is given where a gradient is needed.
     """
-    if not is_dynamo_compiling() and type(x) is Tensor and not x.is_nested:
-        for again in known.get(x.shape, ()):
+    if not is_dynamo_compiling() and type(x) is Tensor:
+        try:
+            alike = known.get(x.shape, ())
+        except (RuntimeError, TypeError):  # a nested tensor's shape, or a symbolic one
+            alike = ()
+        for again in alike:
             if (y := again(x, dim, dtype, out)) is not None:
                 return y
     from kernels import operator  # a later chapter: how PyTorch sees this function

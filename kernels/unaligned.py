@@ -243,7 +243,7 @@ def launch_for(
 
     Where 32-bit rows start elsewhere in the output, this is the launch of `tiled`.
 
-    Args: as for `kernels.tiled.launch_for`.
+    Args: as for `kernels.tiled.launch_for`. A config is taken as it is, of either one.
     """
     n_rows, n_cols, element_size = *x.shape, x.element_size()
     if config is None:

@@ -719,7 +719,7 @@ def microseconds(function: Callable[[], None]) -> float:
 @pytest.mark.parametrize(
     ("share", "changes"),
     [
-        (0.6, {}),  # a quarter longer than `kernels.softmax` has it take
+        (0.6, {}),  # nearly as long as `kernels.softmax` has it take
         (0.9, {"block_cols": 8192, "block_parts": 1024, "num_warps": 4}),
     ],
 )

@@ -122,20 +122,26 @@ def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
 
 
 @pytest.mark.parametrize(
-    ("element_size", "same_shift", "share"),
-    [(2, True, 0.5), (4, True, 0.5), (2, False, 3 / 16), (4, False, 5 / 16)],
+    ("element_size", "vector", "same_shift", "share"),
+    [
+        (2, 1, True, 0.5),
+        (4, 4, True, 0.5),
+        (2, 4, False, 0.5),
+        (2, 1, False, 3 / 16),
+        (4, 1, False, 5 / 16),
+    ],
 )
 @pytest.mark.parametrize(
-    ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20)]
+    ("name", "sms"), [("H200", 132), ("H200", 20), ("RTX 5090", 20), ("T4", 40)]
 )
 def test_rows_are_resident_up_to_a_length(
-    name, sms, element_size, same_shift, share, monkeypatch
+    name, sms, element_size, vector, same_shift, share, monkeypatch
 ):
     """A share of what the registers hold, one row and many alike."""
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, sms))
     lengths = range(2**12, 2**25, 2**12 + 1)
-    for n_rows in (1, 10**6):
-        forms = ((n_rows, n, element_size, 1, same_shift) for n in lengths)
+    for n_rows in (1, 2, 10**6):
+        forms = ((n_rows, n, element_size, vector, same_shift) for n in lengths)
         found = [cooperative.are_resident(*form) for form in forms]
         n_resident = found.count(True)
         assert all(found[:n_resident]) and n_resident < len(found)

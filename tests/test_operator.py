@@ -222,6 +222,24 @@ def test_make_fx_records_the_operator(kind):
     assert_right(traced(z), z)
 
 
+@pytest.mark.parametrize("name", ["functionalize", "vmap"])
+def test_make_fx_records_a_transform_for_any_shape(name):
+    x, z = tensor(3, 33), tensor(3, 33, seed=1)
+    transformed = getattr(torch.func, name)(lambda v: fastest.softmax(v))
+    traced = make_fx(transformed, tracing_mode="symbolic")(x)
+    assert_right(traced(z), z)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("dim", [-1, 0])
+def test_vmap_takes_each_part_of_a_nested_tensor(dim):
+    parts = tensor(3, 5), tensor(2, 5)
+    nested = torch.nested.nested_tensor([*parts])
+    found = torch.vmap(lambda x: fastest.softmax(x, dim))(nested)
+    for y, x in zip(found.unbind(), parts, strict=True):
+        torch.testing.assert_close(y, torch.softmax(x, dim))
+
+
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"
 )

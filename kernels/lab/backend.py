@@ -42,16 +42,13 @@ def obstacle() -> str:
         warnings.simplefilter("ignore")  # PyTorch would warn of what describe() says
         if torch.cuda.is_available():
             return ""
-    return (
-        f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, does not "
-        "start with the driver that is installed"
-    )
+    built = f"torch {torch.__version__}, built for CUDA {torch.version.cuda},"
+    return f"{built} does not start with the driver that is installed"
 
 
 def _choose_world() -> bool:
     """Sets TRITON_INTERPRET for this process; returns True for the interpreter."""
-    wanted = os.environ.get("TRITON_INTERPRET")
-    if wanted:
+    if wanted := os.environ.get("TRITON_INTERPRET"):
         return wanted.lower() in ("1", "true", "yes", "on", "y")  # as Triton reads it
     if not (reason := obstacle()):
         return False
