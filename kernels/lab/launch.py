@@ -41,10 +41,7 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")  # no const
 
 @functools.cache  # equal configs share what is returned
 def constants_of(config: Any) -> Mapping[str, Any]:
-    """Returns the fields of a chapter's Config as the constants of a launch.
-
-    The fields are the kernel's constexprs, in its order and in lower case, and OPTIONS.
-    """
+    """A Config's fields as a launch's constants: constexprs in order, and OPTIONS."""
     names = (name if name in OPTIONS else name.upper() for name in vars(config))
     return dict(zip(names, vars(config).values(), strict=True))
 
