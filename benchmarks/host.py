@@ -31,7 +31,7 @@ from kernels.lab import backend, clock, direct, launch, operator, process
 SHAPE = 64, 64
 NEW_LENGTHS = range(2049, 2449)
 """Lengths of rows that the softmax has not seen; nearly all share three kernels."""
-TURN = 20  # lengths that are timed whole, before as many are timed in pieces
+TURN = 20  # so many lengths are timed in pieces, then as many whole, and so on
 WHOLE = "kernels.softmax, a new length"
 PIECES = {
     "new length: check the input": [(operator, "validate")],
@@ -85,6 +85,7 @@ def pieces() -> list[dict[str, Any]]:
     rows = [(name, clock.host_us(call)[1]) for name, call in calls().items()]
     with clock.alone():
         rows += new_lengths().items()
+        torch.cuda.synchronize()  # nothing of this runs while another process measures
     return [{"call": name, "us": round(us, 3)} for name, us in rows]
 
 

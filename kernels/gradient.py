@@ -321,7 +321,7 @@ def choose_short(n_cols: int, element_size: int, pairs: bool = False) -> ShortCo
     is_even = n_cols % 2 == 0
     if not is_even and n_cols <= LONGEST_PAIRS[element_size]:
         return choose_short(2 * n_cols, element_size, pairs=True)
-    if element_size == 2 and n_cols in (14, 30) and not pairs:  # two fill a block
+    if element_size == 2 and n_cols in (14, 30) and not pairs:  # two are nearly a block
         threads = 2 if n_cols == 14 else 4
         return ShortConfig(128 // threads, 16 * threads, 0, 4, threads, False, True)
     vector = 2 if n_cols <= (64 if is_even and element_size == 2 else 26) else 4
@@ -368,7 +368,7 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
         elif edges or element_size == 2:  # 16 take longer
             warps = min(warps, 8)
         block_cols, warps = block_bytes // element_size, max(1, warps)
-        # Told of 128 registers, code that takes 128 anyway is faster (H200).
+        # Triton 3.6 takes 128 registers anyway; told so, it makes faster code (H200).
         maxnreg = 128 if block_cols == 16384 and not edges else None
         return Config(rows, block_cols, 1, vector, edges, 1, warps, maxnreg)
     if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():

@@ -149,6 +149,20 @@ def test_rows_are_resident_up_to_a_length(
         assert 0.96 * share < longest / (sms * 65536 * 4) <= share
 
 
+@pytest.mark.parametrize(("name", "threads"), [("H200", 2048), ("T4", 1024)])
+@pytest.mark.parametrize(("same_shift", "share"), [(True, 32), (False, 16)])
+def test_one_row_has_the_parts_of_few_rows_while_they_fit(
+    name, threads, same_shift, share, monkeypatch
+):
+    monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of(name, 40))
+    longest = share * threads * 40 // 4
+    few, other = (
+        cooperative.choose_config(1, n_cols, 4, 4, same_shift)
+        for n_cols in (longest - 4, longest)
+    )
+    assert few.maxnreg == (40 if same_shift else 64) and other.maxnreg == 80
+
+
 @pytest.mark.parametrize(("sms", "block_cols"), [(132, 1024), (20, 8192)])
 def test_what_is_few_depends_on_the_gpu(sms, block_cols, monkeypatch):
     monkeypatch.setattr(launch_module, "sms_and_threads", sizes_of("H200", sms))
