@@ -243,13 +243,14 @@ def changed(x: torch.Tensor, missing: int = 0, **changes: int) -> torch.Tensor:
     """The chapter's softmax of contiguous rows, with some fields of its config changed.
 
     Args:
-        missing: how many of the last programs are not launched.
+        missing: of how many of the last parts of rows no program is launched.
         changes: fields of `cooperative.Config`.
     """
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         how = cooperative.launch_for(output, x, chosen(output, x, **changes))
-        dataclasses.replace(how, grid=(how.grid[0] - missing,))(output, x)
+        grid = how.grid[0] - missing, *how.grid[1:]
+        dataclasses.replace(how, grid=grid)(output, x)
     return output
 
 
@@ -268,11 +269,12 @@ class Call:
         n_words = self.prepared.n_words
         self.words = torch.zeros(n_words, dtype=torch.int64, device=x.device)
 
-    def launch(self, n_programs: int | None = None) -> torch.Tensor:
-        """Launches the first n_programs, or all; returns the output."""
+    def launch(self, n_parts: int | None = None) -> torch.Tensor:
+        """Launches each row's first n_parts programs, or all; returns the output."""
         how, tag = self.prepared, 1
         args = self.output, self.x, self.words, tag, *how.scalars
-        how.kernel[(n_programs or how.grid[0],)](*args, **how.constants)
+        grid = n_parts or how.grid[0], *how.grid[1:]
+        how.kernel[grid](*args, **how.constants)
         return self.output
 
 
@@ -321,7 +323,7 @@ def pairs_by(x: torch.Tensor) -> dict[str, torch.Tensor]:
         Who computes the pairs → the result, (1, n_cols).
     """
     first, again = Call(x), Call(x)
-    first.launch(n_programs=1)  # nobody comes: it computes all pairs of the row
+    first.launch(n_parts=1)  # nobody comes: it computes all pairs of the row
     again.launch()
     again.output = torch.empty_like(x)
     return {

@@ -19,15 +19,14 @@ import triton.language as tl
 from kernels.lab import backend, launch
 from kernels.lab.launch import SIZES, Launch, constants_of, pointer_to
 from kernels.online import merge_axis
-from kernels.tiled import exp_shifted, load_or_neg_inf, row_shift, widen
+from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift, widen
 from kernels.unaligned import alignment, edge_columns, split_row
 
-MAX_COLS = 2**27
+MAX_ROWS, MAX_COLS = 65535, 2**27  # the second axis of a grid has no more programs
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
 LONG_BYTES = 32000  # of a row, for each SM: from here on, parts are larger
 LONG_EDGES_BYTES = 15000  # the same for rows of 16 bits with edges
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
-INTERPRETED = tl.constexpr(backend.INTERPRETED)
 
 
 @triton.jit
@@ -91,11 +90,9 @@ def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
 
 
 @triton.jit
-def reduce_part(task, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
-    """The pair of the part of program `task`, and what `store_part` needs."""
+def reduce_part(row, part, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
+    """The pair of a part of a row, and what `store_part` needs."""
     output_ptr, input_ptr, output_stride, input_stride, shift, n_cols, n_parts = matrix
-    row = (task // n_parts).to(tl.int64)
-    part = task % n_parts
     cols, first = tl.arange(0, BLOCK_COLS), part * BLOCK_COLS
     input_row, output_row = row * input_stride, row * output_stride
     if EDGES:
@@ -141,8 +138,8 @@ def store_part(part, maxima, sums, EDGES):
 
 
 @triton.jit(noinline=True)
-def help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
-    """Computes a row's missing pairs, and then writes the softmax of `own`'s part.
+def help_row(row, own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
+    """Computes a row's missing pairs, and then writes the softmax of the part `own`.
 
     Not inlined: its code would cost registers where no program helps.
     """
@@ -154,10 +151,10 @@ def help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME):
         task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
         # Where the output is the input, x may hold results already. But a program has
         # published before it stores: then the words are no longer those `seen`.
-        word_ptr = row_ptr + task % n_parts
+        word_ptr = row_ptr + task
         seen_max = tl.load(word_ptr, volatile=True)
         seen_sum = tl.load(word_ptr + n_parts, volatile=True)
-        part = reduce_part(task, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
+        part = reduce_part(row, task, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
         if n_missing > 0:
             publish(word_ptr, seen_max, part[0], tag)
             publish(word_ptr + n_parts, seen_sum, part[1], tag)
@@ -193,7 +190,7 @@ def softmax_kernel(
     Args: as in `kernels.unaligned`, and the output may be the input.
         words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums.
         tag: this call's; no earlier call's word has it.
-        n_parts: parts of a row. Neighbouring programs take neighbouring parts.
+        n_parts: parts of a row, the grid's first axis: neighbours have one row.
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
@@ -201,12 +198,12 @@ def softmax_kernel(
         PATIENCE: how often a program looks for the other parts before it helps.
     """
     LOOKS: tl.constexpr = 1 if INTERPRETED else PATIENCE  # there, nobody else runs
-    own = tl.program_id(0)
+    own, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     matrix = output_ptr, input_ptr, output_row_stride, input_row_stride, output_shift
     matrix += n_cols, n_parts
-    part = reduce_part(own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
-    row_ptr = words_ptr + (own // n_parts).to(tl.int64) * (2 * n_parts)
-    words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own % n_parts
+    part = reduce_part(row, own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
+    row_ptr = words_ptr + row * (2 * n_parts)
+    words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own
     tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
     tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
     maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
@@ -218,7 +215,7 @@ def softmax_kernel(
     if n_missing == 0:
         store_part(part, maxima, sums, EDGES)
     else:
-        help_row(own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME)
+        help_row(row, own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME)
 
 
 @dataclass(frozen=True)
@@ -247,12 +244,12 @@ def choose_config(
     `unaligned.alignment` returns the last arguments.
     """
     (sms, threads), row_bytes = launch.sms_and_threads(), n_cols * element_size
-    few = row_bytes < (32 if same_shift else 16) * threads * sms  # or parts won't fit
-    few = few and n_rows * row_bytes < FEW_BYTES * sms
+    few = row_bytes < (32 if same_shift else 4 * element_size) * threads * sms
+    few = few and n_rows * row_bytes < FEW_BYTES * sms  # more parts would not fit
     if few and vector * element_size < 16:
         vector = 1  # narrower accesses would need a kernel of their own
     edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
-    part_bytes, num_warps, maxnreg = 32768, 4, 88 if edges else 80
+    part_bytes, num_warps, maxnreg = 32768, 4, 96 if edges else 80
     if few:
         length = launch.power_of_2(row_bytes)
         part_bytes = min(max(4096, length // 64), max(16384, length // 256), 32768)
@@ -277,13 +274,14 @@ def are_resident(
 ) -> bool:
     """Whether the current GPU runs all programs of a row at once.
 
-    A third of the slots stays free for rows of other calls. Half does where x is loaded
-    by element: `online` is faster from there on (H200). Args: see `choose_config`.
+    A third of the slots stays free for rows of other calls; half or two thirds where x
+    is loaded by element, since `online` is faster there. Args: see `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
     slots = launch.programs_at_once(config.num_warps, config.maxnreg)
-    return n_parts * (1.5 if same_shift or vector > 1 else 2) <= slots
+    least = 1.5 if same_shift or vector > 1 else 2 if element_size == 4 else 3
+    return n_parts * least <= slots
 
 
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
@@ -304,7 +302,7 @@ def launch_for(
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
     return Launch(
         kernel=softmax_kernel,
-        grid=(n_rows * n_parts,),
+        grid=(n_parts, n_rows),
         scalars=(output.stride(0), x.stride(0), row_shift(output), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
@@ -315,9 +313,9 @@ def launch_for(
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, each by several programs.
 
-    Args, returns, raises: as `kernels.tiled.softmax`, with N at most MAX_COLS.
+    Args, returns, raises: as `tiled.softmax`, with this chapter's MAX_ROWS, MAX_COLS.
     """
-    backend.validate(x, max_cols=MAX_COLS)
+    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         x = x if x.stride(1) == 1 else x.contiguous()

@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
-from kernels.lab import backend
-from kernels.lab.launch import n_sms, power_of_2
+from kernels.lab import backend, launch
 
 DTYPES = (*backend.DTYPES, torch.float64)
 ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
 
 LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
 LONGEST_OF_FEW = 32768  # the same where the matrix is too small to fill the GPU
-LONGEST_APART = 16384  # the same for 16-bit rows that start elsewhere in the output
+LONGEST_APART = {2: (16384, 40960), 4: (32768, 32768)}  # by element; one block, or two
+LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # in `tiled`: of two blocks; by 8 bytes
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
@@ -55,14 +55,18 @@ def choose(
         return "online"
     if vector is None:
         vector = tiled.choose_vector(n_cols, element_size, n_cols)
-    few = n_rows * row_bytes < cooperative.FEW_BYTES * n_sms()
-    apart = vector == 1 and not same_shift and element_size == 2
-    longest = LONGEST_APART if apart else LONGEST_OF_FEW if few else LONGEST_TILE
+    sms, _ = launch.sms_and_threads()
+    few = n_rows * row_bytes < cooperative.FEW_BYTES * sms
+    is_split = tiled.split_block(n_cols, vector)[1] > 0
+    longest = LONGEST_OF_FEW if few else LONGEST_TILE
+    if vector == 1 and not same_shift:
+        longest = LONGEST_APART[element_size][is_split]
     if row_bytes <= longest:
         wide = vector * element_size == 16
-        if n_rows > n_sms():  # then 8 bytes will do, but not for most short rows
-            is_short = same_shift and row_bytes < tiled.SHORT_BYTES
-            wide = wide or vector == n_cols or (vector > 1 and not is_short)
+        if n_rows > sms:  # then 8 bytes will do for most rows
+            fits_8 = tiled.SHORT_BYTES <= row_bytes <= LONGEST_NARROW or not same_shift
+            wide = wide or vector == n_cols or (vector > 1 and fits_8)
+            wide = wide and not (is_split and same_shift and row_bytes > LONGEST_SPLIT)
         return "tiled" if wide else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
@@ -136,8 +140,8 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         matrix = x if is_matrix else x.view(shape)
     except RuntimeError:  # or no strides describe these rows: copy x first
         like_copy = torch.empty(x.shape, dtype=output.dtype, device="meta")
-        launch = prepare(output, like_copy, dim)
-        return lambda output, x: launch(output, x.to(output.dtype).contiguous())
+        of_copy = prepare(output, like_copy, dim)
+        return lambda output, x: of_copy(output, x.to(output.dtype).contiguous())
     output = output if is_matrix else output.view(shape)
     if n_inner > 1:
         return online.prepare(output, matrix, CachedLaunch)
@@ -148,7 +152,11 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         columns = online.as_columns(output), online.as_columns(matrix)
         return online.prepare(*columns, CachedLaunch)
-    few = stem != "cooperative" and n_rows <= n_sms()
+    if stem == "cooperative" and n_rows > cooperative.MAX_ROWS:
+        rows = slice(n_rows // 2), slice(n_rows // 2, n_rows)
+        halves = [(r, prepare(output[r], matrix[r], 1)) for r in rows]
+        return lambda y, x: [f(y.view(shape)[r], x.view(shape)[r]) for r, f in halves]
+    few = stem != "cooperative" and n_rows <= launch.sms_and_threads()[0]
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
 
@@ -163,7 +171,7 @@ def _config_of_few(
     """
     vector = 16 // element_size if aligned or same_shift else 1
     body = n_cols // vector * vector
-    size = max(power_of_2(body), 512 // element_size)
+    size = max(launch.power_of_2(body), 512 // element_size)
     if body <= size * 5 // 8 and size * element_size == 32768:
         size = size * 5 // 8
     config = tiled.choose_config(size, element_size, vector)

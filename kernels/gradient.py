@@ -371,7 +371,7 @@ def choose_config(n_rows: int, n_cols: int, element_size: int) -> Config | Short
         # Triton 3.6 takes 128 registers anyway; told so, it makes faster code (H200).
         maxnreg = 128 if block_cols == 16384 and not edges else None
         return Config(rows, block_cols, 1, vector, edges, 1, warps, maxnreg)
-    if n_rows * row_bytes < cooperative.FEW_BYTES * launch.n_sms():
+    if n_rows * row_bytes < cooperative.FEW_BYTES * launch.sms_and_threads()[0]:
         part_bytes, num_warps, maxnreg = FEW_EDGES if edges else FEW_PARTS
     elif element_size == 4 and row_bytes >= LONG_BYTES:
         part_bytes, num_warps, maxnreg = LONG_PARTS

@@ -211,7 +211,7 @@ def choose_parts(n_tiles: int, n_blocks: int) -> int:
     PROGRAMS_PER_SM for each SM of the current GPU, but a part has two blocks or more.
     If the tiles alone occupy most SMs, only rows of LONG_BLOCKS are shared.
     """
-    sms = launch.n_sms()
+    sms, _ = launch.sms_and_threads()
     if 4 * n_tiles >= 3 * sms and n_blocks < LONG_BLOCKS:
         return 1
     n_parts = min(ceil_div(PROGRAMS_PER_SM * sms, n_tiles), max(1, n_blocks // 2))

@@ -135,8 +135,79 @@ def test_no_kernel_is_asked_for_more_than_it_takes():
         stem = fastest.choose(n_rows, n_cols, dtype)
         module = STEMS[stem]
         assert n_cols <= getattr(module, "MAX_COLS", INF)
-        assert n_rows <= getattr(module, "MAX_ROWS", INF)
+        assert stem == "cooperative" or n_rows <= getattr(module, "MAX_ROWS", INF)
         assert stem == "online" or dtype in backend.DTYPES
+
+
+@pytest.mark.parametrize(
+    ("n_cols", "dtype", "stem"),
+    [
+        (2200, torch.float32, "unaligned"),  # two blocks, and two warps or more
+        (5000, torch.float32, "unaligned"),
+        (10_104, torch.float32, "unaligned"),
+        (5000, torch.bfloat16, "unaligned"),
+        (18_832, torch.bfloat16, "unaligned"),
+        (1240, torch.float32, "tiled"),  # one warp
+        (2400, torch.bfloat16, "tiled"),
+        (8192, torch.float32, "tiled"),  # one block
+        (24_000, torch.bfloat16, "tiled"),
+        (7002, torch.float32, "tiled"),  # accesses of 8 bytes
+        (14_004, torch.bfloat16, "tiled"),
+        (14_002, torch.float32, "unaligned"),  # so many that edges cost less
+        (28_004, torch.bfloat16, "unaligned"),
+    ],
+)
+def test_rows_of_several_warps(n_cols, dtype, stem):
+    assert fastest.choose(MANY, n_cols, dtype) == stem
+    size, vector = dtype.itemsize, tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
+    assert (
+        fastest.choose(MANY, n_cols, dtype, vector, False) == "tiled"
+    )  # else by element
+    few = "tiled" if vector * size == 16 else "unaligned"
+    assert fastest.choose(2, n_cols, dtype) == (
+        few if n_cols * size <= 32768 else SHARED
+    )
+
+
+SHARED = "cooperative"
+
+
+@pytest.mark.parametrize(
+    ("n_cols", "dtype", "stem"),
+    [
+        (8192, torch.float32, "unaligned"),
+        (8193, torch.float32, SHARED),
+        (10_240, torch.float32, SHARED),
+        (8192, torch.bfloat16, "unaligned"),
+        (8684, torch.bfloat16, "unaligned"),  # two parts would be half empty
+        (10_240, torch.bfloat16, "unaligned"),
+        (10_241, torch.bfloat16, SHARED),  # as many empty places as in a tile
+        (16_384, torch.bfloat16, SHARED),
+        (17_000, torch.bfloat16, "unaligned"),
+        (20_480, torch.float16, "unaligned"),
+        (20_481, torch.bfloat16, SHARED),
+        (2_000_000, torch.bfloat16, SHARED),
+        (2_200_000, torch.bfloat16, "online"),
+        (2_700_000, torch.float32, SHARED),
+        (2_800_000, torch.float32, "online"),
+    ],
+)
+def test_rows_that_are_loaded_by_element(n_cols, dtype, stem):
+    assert fastest.choose(MANY, n_cols, dtype, 1, False) == stem
+
+
+@pytest.mark.parametrize("n_rows", [3, 4, 7])
+@pytest.mark.parametrize("shape", [(2**17,), (1, 131_075)])
+def test_more_rows_than_a_grid_has_are_halved(launched, shape, n_rows, monkeypatch):
+    monkeypatch.setattr(cooperative, "MAX_ROWS", 3)
+    wide = tensor(n_rows, *shape[:-1], shape[-1] + 3)
+    for x in (wide[..., 1:-2], wide[..., :-3].contiguous()):
+        assert_right(fastest.softmax(x), x)
+    out = wide.clone()
+    assert fastest.softmax(out, out=out) is out
+    assert_right(out, wide)
+    assert {*through_triton(launched)} == {SHARED}
+    assert all(grid[1] <= 3 for grid, *_ in launched[SHARED].calls)
 
 
 @pytest.fixture

@@ -110,11 +110,6 @@ def _sms_and_threads(device: int) -> tuple[int, int]:
     return here.multi_processor_count, here.max_threads_per_multi_processor
 
 
-def n_sms() -> int:
-    """The SMs of the current GPU; see `sms_and_threads`."""
-    return sms_and_threads()[0]
-
-
 def programs_at_once(num_warps: int, maxnreg: int) -> int:
     """How many programs run at once, with maxnreg registers in each thread."""
     sms, threads = sms_and_threads()

@@ -6,9 +6,33 @@ import torch
 
 from benchmarks import choices, regions
 from kernels import fastest, tiled, unaligned
-from kernels.lab import record
+from kernels.lab import backend, record
 
 WANTED = [(case, name) for case in choices.CASES for name in choices.KERNELS]
+
+
+def test_matrices_are_drawn_and_the_same_each_time():
+    once = choices.draw(400, 2**13, 2**17, seed=5)
+    assert once == choices.draw(400, 2**13, 2**17, seed=5)
+    assert once != choices.draw(400, 2**13, 2**17, seed=6)
+    assert choices.draw(7, 2**13, 2**17, seed=5) == once[:7]
+    row_bytes = [case.n_cols * case.dtype.itemsize for case in once]
+    assert 2**13 - 32 <= min(row_bytes) < 2**14 and 2**16 < max(row_bytes) <= 2**17
+    sizes = [case.n_rows * size for case, size in zip(once, row_bytes, strict=True)]
+    assert 0.9 * 2**23 <= min(sizes) < 2**24 and 2**27 < max(sizes) <= 2**28
+    assert {case.dtype for case in once} == set(backend.DTYPES)
+    apart = sum(case.input == "apart" for case in once)
+    by_8 = sum(case.n_cols % 8 == 0 for case in once)
+    assert 100 < apart < 170 and 190 < by_8 < 260
+
+
+def test_the_matrices_of_the_record_are_those_that_are_drawn():
+    recorded = record.recorded("fastest_choices", "nvidia-h200")
+    names = recorded.loc[recorded["provider"] != "copy", list(regions.CASE)]
+    assert {*names.itertuples(index=False, name=None)} == {
+        regions.key(case) for case in choices.CASES
+    }
+    assert len(set(choices.CASES)) == len(choices.CASES) == 32
 
 
 def test_no_matrix_is_one_of_the_benchmark():
