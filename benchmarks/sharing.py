@@ -379,8 +379,8 @@ def patient(patience: int, missing: int = 0) -> Softmax:
 
     Args:
         patience: how many times.
-        missing: how many of the last programs are not launched. The parts that they
-            would write stay unwritten.
+        missing: of how many of each row's last parts no program is launched. These
+            parts stay unwritten.
     """
     return functools.partial(changed, patience=patience, missing=missing)
 

@@ -5,7 +5,7 @@ Changes: a program holds one part of a row. It publishes the part's (max, sum) p
     waits for the pairs of the row's other parts, merges all pairs, and writes the
     softmax of what it still holds. If a pair does not come, it computes that pair too.
 Costs: MN values read and MN written, and two 64-bit words for each part. Rows that
-    would take more than two thirds of the GPU are for `online`.
+    would take too much of the GPU are for `online`.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
     prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
 """
@@ -190,7 +190,7 @@ def softmax_kernel(
     Args: as in `kernels.unaligned`, and the output may be the input.
         words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums.
         tag: this call's; no earlier call's word has it.
-        n_parts: parts of a row, the grid's first axis: neighbours have one row.
+        n_parts: parts of a row, and programs along the grid's first axis.
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
@@ -244,8 +244,8 @@ def choose_config(
     `unaligned.alignment` returns the last arguments.
     """
     (sms, threads), row_bytes = launch.sms_and_threads(), n_cols * element_size
-    few = row_bytes < (32 if same_shift else 4 * element_size) * threads * sms
-    few = few and n_rows * row_bytes < FEW_BYTES * sms  # more parts would not fit
+    fit = row_bytes < (32 if same_shift else 4 * element_size) * threads * sms
+    few = fit and n_rows * row_bytes < FEW_BYTES * sms  # few bytes, in parts that fit
     if few and vector * element_size < 16:
         vector = 1  # narrower accesses would need a kernel of their own
     edges = vector == 1 and (same_shift or element_size == 2)  # 32-bit: by elements
