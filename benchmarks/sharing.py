@@ -243,7 +243,7 @@ def changed(x: torch.Tensor, missing: int = 0, **changes: int) -> torch.Tensor:
     """The chapter's softmax of contiguous rows, with some fields of its config changed.
 
     Args:
-        missing: of how many of the last parts of rows no program is launched.
+        missing: how many of each row's last parts have no program.
         changes: fields of `cooperative.Config`.
     """
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -379,8 +379,8 @@ def patient(patience: int, missing: int = 0) -> Softmax:
 
     Args:
         patience: how many times.
-        missing: of how many of each row's last parts no program is launched. These
-            parts stay unwritten.
+        missing: how many of each row's last parts have no program. They stay
+            unwritten.
     """
     return functools.partial(changed, patience=patience, missing=missing)
 

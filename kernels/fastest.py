@@ -26,7 +26,7 @@ ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) 
 LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
 LONGEST_OF_FEW = 32768  # the same where the matrix is too small to fill the GPU
 LONGEST_APART = {2: (16384, 40960), 4: (32768, 32768)}  # by element; one block, or two
-LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # in `tiled`: of two blocks; by 8 bytes
+LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
