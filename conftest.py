@@ -37,9 +37,13 @@ os.environ["COURSE_PROGRESS"] = (
     ""  # what a learner has solved is not the tests' concern
 )
 
+# What this cell prints is the PTX of Triton 3.6 and 3.7, and its page says so.
+OLDER_PTX = {("notebooks/12_cuda.ipynb", "Cell 8")}
+
 # Only found once the root is on the path.
 from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
 from tests import forks  # noqa: E402
+from tests.helpers import TRITON  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,6 +111,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") and backend.INTERPRETED:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+        cell = str(item.path.relative_to(ROOT)), item.name
+        if cell in OLDER_PTX and TRITON >= (3, 9):
+            item.add_marker(pytest.mark.xfail(reason="newer PTX", strict=True))
         if item.path.match("solutions/12_cuda.ipynb") and not _has("cuda.core"):
             item.add_marker(pytest.mark.skip(reason="compiles CUDA C++: cuda-core"))
 

@@ -42,7 +42,8 @@ def choose(
     A program takes a whole row of up to LONGEST_TILE bytes, or of up to LONGEST_OF_FEW
     if the matrix is too small to fill the GPU, or of up to LONGEST_APART if it loads
     element by element. Several programs share a longer row if all of them run at once,
-    beside others; `online` takes the rest. The benchmark led to the first two lengths.
+    beside others; `online` takes the rest. Of a program's rows `tiled` takes those with
+    wide accesses, unless several warps would hold two blocks.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
@@ -60,10 +61,10 @@ def choose(
     is_split = tiled.split_block(n_cols, vector)[1] > 0
     longest = LONGEST_OF_FEW if few else LONGEST_TILE
     if vector == 1 and not same_shift:
-        longest = LONGEST_APART[element_size][is_split]
+        longest = LONGEST_APART[element_size][is_split and not few]
     if row_bytes <= longest:
         wide = vector * element_size == 16
-        if n_rows > sms:  # then 8 bytes will do for most rows
+        if n_rows > sms:  # then 8 bytes will do, but not for very short or long rows
             fits_8 = tiled.SHORT_BYTES <= row_bytes <= LONGEST_NARROW or not same_shift
             wide = wide or vector == n_cols or (vector > 1 and fits_8)
             wide = wide and not (is_split and same_shift and row_bytes > LONGEST_SPLIT)

@@ -196,6 +196,11 @@ def test_rows_that_are_loaded_by_element(n_cols, dtype, stem):
     assert fastest.choose(MANY, n_cols, dtype, 1, False) == stem
 
 
+def test_few_rows_that_are_loaded_by_element_are_shared_early():
+    for n_rows, n_cols in itertools.product((2, 200), (8684, 17_000, 20_480)):
+        assert fastest.choose(n_rows, n_cols, torch.bfloat16, 1, False) == SHARED
+
+
 @pytest.mark.parametrize("n_rows", [3, 4, 7])
 @pytest.mark.parametrize("shape", [(8704,), (1, 8707)])
 def test_more_rows_than_a_grid_has_are_halved(launched, shape, n_rows, monkeypatch):
