@@ -40,6 +40,12 @@ os.environ["COURSE_PROGRESS"] = (
 # What this cell prints is the PTX of Triton 3.6 and 3.7, and its page says so.
 OLDER_PTX = {("notebooks/12_cuda.ipynb", "Cell 8")}
 
+# Their tests take seconds each on a GPU: these files start first.
+SLOW_ON_A_GPU = [
+    *("test_tiles.py", "test_variants.py", "test_matmul.py", "test_faults.py"),
+    *("test_cuda_faults.py", "test_process.py", "test_backend.py"),
+]
+
 # Only found once the root is on the path.
 from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
 from tests import forks  # noqa: E402
@@ -87,14 +93,15 @@ def in_turn(n_tests: dict[Path, int]) -> list[Path]:
     """The files in the order in which workers take them on a GPU.
 
     Notebooks measure, one at a time, so most of those that run wait. They start early,
-    each after two other files, and the other files with the most tests come first.
+    each after two other files. Of these the slow ones come first, then those with the
+    most tests.
 
     Args:
         n_tests: how many tests each file has.
     """
     notebooks = [path for path in n_tests if path.suffix == ".ipynb"]
     others = [path for path in n_tests if path.suffix != ".ipynb"]
-    others.sort(key=lambda path: -n_tests[path])
+    others.sort(key=lambda path: (path.name not in SLOW_ON_A_GPU, -n_tests[path]))
     order = []
     for place, path in enumerate(others):
         if place % 2 == 0 and notebooks:
