@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend
+from kernels.lab import backend, launch
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 
 MAX_COLS = 32768  # 64 float32 values in each thread, or 128 values of 16 bits
@@ -177,12 +177,12 @@ def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
 
 def split_block(n_cols: int, vector: int) -> tuple[int, int]:
     """The powers of two that hold n_cols: two where 3/8 of one would be empty."""
-    block_cols = triton.next_power_of_2(n_cols)
+    block_cols = launch.power_of_2(n_cols)
     if block_cols <= 4 * vector or n_cols > block_cols * 5 // 8:
         return block_cols, 0
     half = block_cols // 2
     # A block smaller than an eighth of the first would need as many accesses.
-    return half, max(triton.next_power_of_2(n_cols - half), half // 8, vector, 2)
+    return half, max(launch.power_of_2(n_cols - half), half // 8, vector, 2)
 
 
 def row_shift(x: torch.Tensor) -> int:
