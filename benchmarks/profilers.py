@@ -4,10 +4,13 @@ The chapter shows its calls of do_bench, torch.profiler, Proton and Nsight Compu
 program without this course would write them. What stands here makes them fit the
 course: one process measures at a time, and what a machine lacks is read from the record
 (`observed`); the output of a profiler becomes rows (`kernel_name`, `proton_rows`,
-`ncu_rows`); a program is run again after an edit (`cache_runs`).
+`ncu_rows`); what Triton prints is kept (`printed`); a program is run again after an
+edit (`cache_runs`).
 """
 
+import contextlib
 import csv
+import io
 import json
 import os
 import re
@@ -16,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -44,6 +48,16 @@ def observed(name: str, function: Callable[[], Iterable[Row]]) -> pd.DataFrame:
             raise record.Unavailable(f"{type(error).__name__}: {words}") from error
 
     return record.observe(f"profiling_{name}", alone)
+
+
+@contextlib.contextmanager
+def printed(**environment: str) -> Iterator[io.StringIO]:
+    """What is printed inside, with these variables of the environment."""
+    with (
+        mock.patch.dict(os.environ, environment),
+        contextlib.redirect_stdout(io.StringIO()) as text,
+    ):
+        yield text
 
 
 def after(pause_us: float, function: Callable, *args: Any) -> Any:

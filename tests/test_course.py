@@ -350,10 +350,8 @@ def test_a_page_keeps_to_its_length(path):
 
 
 def test_cells_are_short(notebook):
-    """The lines that open the course do not count: they are the same everywhere."""
     for cell in code(notebook):
-        source = cell.source.removeprefix(opener(notebook))
-        assert len(source.splitlines()) <= LONGEST_CELL, source
+        assert len(cell.source.splitlines()) <= LONGEST_CELL, cell.source
 
 
 @pytest.mark.parametrize(

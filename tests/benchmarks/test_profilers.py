@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 
 import pandas as pd
@@ -61,6 +62,16 @@ MANGLED_ADDITION = (
 )
 def test_kernels_are_named_by_what_they_do(signature, name):
     assert profilers.kernel_name(signature) == name
+
+
+def test_what_is_printed_is_kept(monkeypatch, capsys):
+    monkeypatch.delenv("COURSE_SAYS", raising=False)
+    with profilers.printed(COURSE_SAYS="yes") as printed:
+        print(os.environ["COURSE_SAYS"])
+    print("after")
+    assert printed.getvalue() == "yes\n"
+    assert capsys.readouterr().out == "after\n"
+    assert "COURSE_SAYS" not in os.environ
 
 
 # ---- Proton --------------------------------------------------------------------------
