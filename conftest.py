@@ -37,6 +37,11 @@ os.environ["COURSE_PROGRESS"] = (
     ""  # what a learner has solved is not the tests' concern
 )
 
+# Only found once the root is on the path.
+from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
+from tests import forks  # noqa: E402
+from tests.helpers import TRITON  # noqa: E402
+
 # What this cell prints is the PTX of Triton 3.6 and 3.7, and its page says so.
 OLDER_PTX = {("notebooks/12_cuda.ipynb", "Cell 8")}
 
@@ -45,11 +50,6 @@ SLOW_ON_A_GPU = [
     *("test_tiles.py", "test_variants.py", "test_matmul.py", "test_faults.py"),
     *("test_cuda_faults.py", "test_process.py", "test_backend.py"),
 ]
-
-# Only found once the root is on the path.
-from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
-from tests import forks  # noqa: E402
-from tests.helpers import TRITON  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:

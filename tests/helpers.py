@@ -73,6 +73,11 @@ def in_company(test: Callable[..., None]) -> Callable[..., None]:
 # ---- inputs --------------------------------------------------------------------------
 
 
+def like(x: torch.Tensor) -> torch.Tensor:
+    """A tensor of x's shape, dtype and device to write to. It holds no softmax."""
+    return torch.full(x.shape, 7.0, dtype=x.dtype, device=x.device)
+
+
 def matrix(
     n_rows: int,
     n_cols: int,

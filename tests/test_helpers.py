@@ -57,3 +57,11 @@ def test_notebooks_start_early_among_the_largest_files():
 def test_no_file_is_lost_where_there_are_more_notebooks():
     n_tests = dict.fromkeys(map(Path, ("a", "1.ipynb", "2.ipynb", "3.ipynb")), 1)
     assert sorted(conftest.in_turn(n_tests)) == sorted(n_tests)
+
+
+def test_slow_files_start_first():
+    slow = conftest.SLOW_ON_A_GPU[0]
+    n_tests = {Path("a"): 9, Path("b"): 8, Path(slow): 1}
+    assert [path.name for path in conftest.in_turn(n_tests)] == [slow, "a", "b"]
+    names = {path.name for path in (conftest.ROOT / "tests").rglob("test_*.py")}
+    assert set(conftest.SLOW_ON_A_GPU) <= names

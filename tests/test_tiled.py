@@ -17,10 +17,6 @@ SINGLE, HALF = torch.float32, torch.bfloat16
 OLDER_TRITON = TRITON < (3, 8)
 
 
-def like(x: torch.Tensor) -> torch.Tensor:
-    return torch.full(x.shape, 7.0, dtype=x.dtype, device=x.device)
-
-
 def compiled(n_cols: int, dtype: torch.dtype, **constants: bool) -> Compiled:
     """The kernel for contiguous rows on an H200, with other values of constants."""
     x = meta_matrix(4096, n_cols, dtype)
