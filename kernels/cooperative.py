@@ -313,7 +313,7 @@ def launch_for(
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     """The softmax of every row, each by several programs.
 
-    Args, returns, raises: as `tiled.softmax`, with this chapter's MAX_ROWS, MAX_COLS.
+    Args, returns, raises: as `tiled.softmax`, other limits. config: not checked.
     """
     backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -90,8 +90,8 @@ def softmax(
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in
             float32, or in float64 if x or dtype is. May require a gradient.
         dim: the dimension along which values sum to 1.
-        dtype: of the result; None means x's. As in `torch.softmax`, x is converted to
-            it first, and may then have any real dtype. That takes a pass of its own
+        dtype: of the result; None means x's, under `torch.autocast` too. x is converted
+            to it first, and may then have any real dtype. That takes a pass of its own
             unless x has one of the four dtypes and dtype holds all of its values.
         out: where to write, of x's shape, the result's dtype and x's device; may be x.
 

@@ -6,8 +6,8 @@ Changes: a program holds two inputs, y and the gradient, and reduces them to one
     or the compiler would copy each value into many threads. Most short rows that 16
     bytes do not divide have a kernel with the blocks of `unaligned`. The shortest rows
     of odd length are taken in pairs: two have an even length.
-Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row. A
-    row with more parts than the GPU runs at once is read twice.
+Costs: 2MN values read and MN written, and a 64-bit word for each part of a long row.
+    Rows that need more than two thirds of the GPU's slots are read twice.
 Source: y * (gradient - sum(gradient * y)), from softmax's Jacobian diag(y) - y yᵀ.
 """
 
@@ -420,7 +420,7 @@ def launch_for(
 def steps_for(
     output: Tensor, gradient: Tensor, y: Tensor
 ) -> tuple[Launch, Launch] | None:
-    """Two launches, for rows with more parts than the GPU runs at once; otherwise None.
+    """Two launches, for rows that would leave too few slots free; otherwise None.
 
     Their programs do not wait. The first launch writes each part's sum of products to a
     fourth tensor, float32. The caller adds up each row's; the second launch reads that.
@@ -433,7 +433,7 @@ def steps_for(
     if whole.n_words == 0:
         return None
     options = config.num_warps, config.maxnreg
-    if whole.scalars[-1] <= launch.programs_at_once(*options):
+    if whole.scalars[-1] * 1.5 <= launch.programs_at_once(*options):  # as `cooperative`
         return None
     return tuple(
         replace(

@@ -44,11 +44,14 @@ DTYPES = (torch.float32, torch.bfloat16)
 def dtypes_for(name: str) -> tuple[torch.dtype, ...]:
     """The dtypes to compile for one of GPUS: where there is no GPU, some have only one.
 
-    The T4 has both because it lacks bfloat16 arithmetic, and the H100 because the
-    course measures on its kind. The others take turns.
+    The T4 has DTYPES because it lacks bfloat16 arithmetic, and the H100 because the
+    course measures on its kind. The others take turns at three.
     """
-    one = DTYPES[GPUS.index(name) % 2]
-    return DTYPES if name in ("T4", "H100") else fewer((one,), DTYPES)
+    if name in ("T4", "H100"):
+        return DTYPES
+    turn, turns = GPUS.index(name), (*DTYPES, torch.float16)
+    one, other = turns[turn % 3], turns[(turn + 1) % 3]
+    return fewer((one,), (one, other))
 
 
 # ---- in company ----------------------------------------------------------------------

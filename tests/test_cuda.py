@@ -23,7 +23,10 @@ pytestmark = pytest.mark.usefixtures("compiler")
 
 @pytest.fixture
 def changed(monkeypatch, tmp_path):
-    """A function that replaces a text in a file of kernels/cu while a test runs."""
+    """A function that replaces a text in a file of kernels/cu while a test runs.
+
+    C++ has no attribute that a test could patch, as Triton kernels' helpers are.
+    """
 
     def change(file, old, new):
         for path in cuda.SOURCES.iterdir():

@@ -101,7 +101,8 @@ def of_unaligned(dtype):
 def of_online(dtype):
     rows = meta_matrix(3, 70_000, dtype)
     columns = meta_matrix(64, 5000, dtype).t()
-    for x in (rows, columns):
+    doubles = meta_matrix(3, 5000, torch.float64)  # no other chapter takes them
+    for x in (rows, columns, doubles):
         view = online.as_columns(x)
         yield online.launch_for(view, view)
         shared = []  # by programs, in two launches

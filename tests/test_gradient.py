@@ -408,6 +408,16 @@ def test_two_launches_are_right(n_cols, dtype, monkeypatch):
         assert torch.equal(x, softmax_backward(g, y))
 
 
+@pytest.mark.parametrize(("n_slots", "n_launches"), [(5, 2), (6, 1)])
+def test_a_third_of_the_slots_stays_free(n_slots, n_launches, monkeypatch):
+    """The rows of calls on other streams may need as many, and none waits for long."""
+    monkeypatch.setattr(launch_module, "programs_at_once", lambda *_: n_slots)
+    y = torch.empty(999, 4 * 4096, device="meta")  # four parts of 16 KiB
+    assert gradient.launch_for(y, y, y).n_words == 4 * 999
+    steps = gradient.steps_for(y, y, y)
+    assert (1 if steps is None else len(steps)) == n_launches
+
+
 # ---- wrong kernels -------------------------------------------------------------------
 
 

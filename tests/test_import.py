@@ -74,6 +74,7 @@ def test_product_loads_its_kernels_and_two_instruments(loaded):
 
 
 def test_product_is_short(loaded):
+    """Of what a GPU loads: without one, `lab.interpreter` comes to it."""
     lengths = {
         name: len(Path(loaded[name]).read_text().splitlines())
         for name in ALLOWED & set(loaded)

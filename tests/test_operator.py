@@ -212,14 +212,31 @@ def test_fake_tensors_stay_fake():
             assert (y.shape, y.dtype, y.device) == (x.shape, torch.float64, x.device)
 
 
-@pytest.mark.parametrize("kind", ["real", "fake", "symbolic"])
+TRACERS = {
+    **{kind: {"tracing_mode": kind} for kind in ("real", "fake", "symbolic")},
+    "before dispatch": {"pre_dispatch": True},
+}
+
+
+def called_by(traced: torch.fx.GraphModule) -> list:
+    return [node.target for node in traced.graph.nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize("kind", TRACERS)
 def test_make_fx_records_the_operator(kind):
     x, z = tensor(3, 33), tensor(3, 33, seed=1)
     fastest.softmax(x)
-    traced = make_fx(lambda v: fastest.softmax(v), tracing_mode=kind)(x)
-    called = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert called == [torch.ops.kernels.softmax.default]
+    traced = make_fx(lambda v: fastest.softmax(v), **TRACERS[kind])(x)
+    assert called_by(traced) == [torch.ops.kernels.softmax.default]
     assert_right(traced(z), z)
+
+
+def test_torch_fx_records_the_operator():
+    """Its tracer passes no tensor, but what stands for one."""
+    traced = torch.fx.symbolic_trace(lambda v: fastest.softmax(v, 0))
+    assert called_by(traced) == [torch.ops.kernels.softmax.default]
+    x = tensor(3, 33)
+    torch.testing.assert_close(traced(x), torch.softmax(x, 0))
 
 
 @pytest.mark.parametrize("name", ["functionalize", "vmap"])
@@ -353,15 +370,47 @@ TRANSFORMS = {
 }
 
 
+# In float64 the gradient is PyTorch's kernel, in float32 the course's.
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_transforms_are_as_torchs(transform, dim):
-    x = tensor(3, 5, dtype=torch.float64)
+def test_transforms_are_as_torchs(transform, dim, dtype):
+    x = tensor(3, 5, dtype=dtype)
     fastest.softmax(x, dim)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*performance drop")  # vmap's loop
         ours = TRANSFORMS[transform](lambda v: fastest.softmax(v, dim), x)
     theirs = TRANSFORMS[transform](lambda v: torch.softmax(v, dim), x)
+    torch.testing.assert_close(ours, theirs)
+
+
+def gradients(f, x):
+    """A batch of gradients of f at x, one for each of four gradients of its result."""
+    x = x.clone().requires_grad_()
+    batch = torch.linspace(-1, 1, 4 * x.numel(), dtype=x.dtype, device=x.device)
+    how = {"is_grads_batched": True}
+    return torch.autograd.grad(f(x), x, batch.view(4, *x.shape), **how)[0]
+
+
+# Autograd batches with an older vmap, which is no transform of `torch.func`.
+BATCHES = {
+    "gradients": gradients,
+    "jacobian": partial(torch.autograd.functional.jacobian, vectorize=True),
+    "hessian": lambda f, x: torch.autograd.functional.hessian(
+        square_sum(f), x, vectorize=True
+    ),
+    "calls": lambda f, x: torch._vmap_internals._vmap(f)(torch.stack([x, x.sin()])),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_batches_of_autograd_are_as_torchs(kind, dtype):
+    x = tensor(3, 5, dtype=dtype)
+    fastest.softmax(x)
+    ours = BATCHES[kind](lambda v: fastest.softmax(v, 1), x)
+    theirs = BATCHES[kind](lambda v: torch.softmax(v, 1), x)
     torch.testing.assert_close(ours, theirs)
 
 

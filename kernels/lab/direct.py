@@ -180,7 +180,6 @@ def bind(
 
 def repeat(
     launch_at: Callable[[int, int], None],
-    function: Callable[..., torch.Tensor],
     call: tuple[torch.Tensor, int, torch.dtype | None, torch.Tensor | None],
     y: torch.Tensor,
     record: Callable[..., torch.Tensor],
@@ -194,7 +193,6 @@ def repeat(
 
     Args:
         launch_at: what `bind` made for the call's launch.
-        function: makes the call from x, dim and dtype where x's device is not current.
         call: its x, dim, dtype and out, as they were passed.
         y: where the result was written; out if that was given.
         record: `record(f, x, dim, dtype)` is `f(x, dim, dtype)`, recorded for autograd.
@@ -231,8 +229,6 @@ def repeat(
 
     def write(x: torch.Tensor, *_: object) -> torch.Tensor:
         y = empty(*form)
-        if y.get_device() != device:
-            return function(x, dim, dtype)
         launch_at(y.data_ptr(), x.data_ptr())
         return y
 
@@ -244,6 +240,7 @@ def repeat(
             and is_like(x)
             and not n_modes()
             and forward_ad._current_level < 0
+            and current_device() == device
             and (address := x.data_ptr())
             and address & 15 == x_place
         ):

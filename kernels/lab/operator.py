@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.overrides import has_torch_function
 
 from kernels.lab import backend, description, direct
 from kernels.lab.direct import span
@@ -35,7 +36,27 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None)  # where there is C
 
 _transforms_are_active = torch._C._are_functorch_transforms_active
 _n_dispatch_modes = torch._C._len_torch_dispatch_stack
+_n_early_modes = torch._ops._len_torch_dispatch_stack_pre_dispatch
 _tracing_state = torch._C._get_tracing_state
+
+
+def is_watched() -> bool:
+    """Whether PyTorch traces, transforms or differentiates forward what is called."""
+    return (
+        is_dynamo_compiling()
+        or _transforms_are_active()
+        or _n_dispatch_modes() > 0
+        or _n_early_modes() > 0
+        or forward_ad._current_level >= 0
+        or _tracing_state() is not None
+    )
+
+
+def is_legacy_batch(x: torch.Tensor) -> bool:
+    """Whether x is autograd's batch: of gradients, say (`is_grads_batched=True`)."""
+    if is_dynamo_compiling():
+        return False
+    return torch._C._functorch.is_legacy_batchedtensor(x)
 
 
 def is_plain(x: object) -> bool:
@@ -45,13 +66,10 @@ def is_plain(x: object) -> bool:
     in memory, and all that PyTorch traces, transforms or differentiates forward.
     """
     return (
-        not is_dynamo_compiling()
+        not is_watched()
         and type(x) is torch.Tensor
-        and not _transforms_are_active()
-        and not _n_dispatch_modes()
-        and forward_ad._current_level < 0
-        and _tracing_state() is None
         and not x.is_neg()
+        and not is_legacy_batch(x)
     )
 
 
@@ -260,6 +278,8 @@ def call(
         if x.requires_grad and torch.is_grad_enabled():
             return there.apply(there.run_and_note, x, dim, dtype)
         return there.run_and_note(x, dim, dtype)
+    if out is None and not isinstance(x, torch.Tensor) and has_torch_function((x,)):
+        return operator(x, dim, dtype)  # stands for a tensor, as in torch.fx
     validate(x, dim, dtype)
     if out is None:
         return operator(x, dim, dtype)
@@ -355,7 +375,7 @@ class Rules:
         launch(y, x)
         if note and (launch_at := getattr(launch, "direct", None)):
             call = x, dim, dtype, out
-            if again := direct.repeat(launch_at, self.run, call, y, self.apply):
+            if again := direct.repeat(launch_at, call, y, self.apply):
                 earlier = self.known.get(x.shape, ())[: MOST_FORMS - 1]
                 self.known[x.shape] = again, *earlier  # the latest is asked first
         return y

@@ -21,7 +21,9 @@ their input.
 
 Weighed: words of each call's own, as `torch.compile` makes for its kernels. Clearing
 them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
-workspaces for each stream, as here.
+workspaces for each stream, as here. And for a graph, words that are cleared once for
+all of its calls. Their memory would have to stay allocated until the capture ends, and
+`torch.compile`'s graphs refuse memory that is allocated then and is no output.
 """
 
 import itertools

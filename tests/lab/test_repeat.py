@@ -118,6 +118,20 @@ def test_the_third_call_of_a_form_is_like_the_second(calls, form):
     assert answers == [False, False, True, True]
 
 
+@pytest.mark.parametrize("moved", ["x", "x, in place", "x beside out", "out"])
+def test_a_tensor_that_starts_elsewhere_is_not_like_an_aligned_one(calls, moved):
+    """The launch of an aligned tensor moves 16 bytes at once, from multiples of 16."""
+
+    def call(offset):
+        x = matrix(3, 8, offset=0 if moved == "out" else offset)
+        out = {"x": None, "x, in place": x}.get(moved, matrix(3, 8))
+        out = matrix(3, 8, offset=offset) if moved == "out" else out
+        return is_repeated(calls, x, 1, out=out)
+
+    answers = [call(offset) for offset in (0, 0, 0, 1, 0)]
+    assert answers == [False, False, True, False, True]
+
+
 def test_forms_of_one_shape_do_not_disturb_each_other(calls, monkeypatch):
     monkeypatch.setattr(operator, "MOST_FORMS", len(FORMS))
     for _ in range(3):
@@ -253,6 +267,8 @@ UNLIKE = {
     "in grad": lambda x: torch.func.vjp(lambda s: s * softmax_1(x), torch.ones(1))[0],
     "functionalize": lambda x: torch.func.functionalize(softmax_1)(x),
     "make_fx": lambda x: make_fx(softmax_1)(x)(x),
+    "make_fx before dispatch": lambda x: make_fx(softmax_1, pre_dispatch=True)(x)(x),
+    "a batch of autograd": lambda x: torch._vmap_internals._vmap(softmax_1)(x[None])[0],
     "torch.jit": lambda x: torch.jit.trace(softmax_1, (x,), check_trace=False)(x),
     "torch.compile": lambda x: torch.compile(softmax_1, backend="aot_eager")(x),
 }
@@ -318,8 +334,12 @@ def test_another_device_than_the_current_one_is_not_repeated(calls, monkeypatch)
     current = [-1]
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
     x = known_calls(calls)
-    current[0] = 0
-    assert not is_repeated(calls, x, 1, out=matrix(3, 8))
+    for out in (None, matrix(3, 8), x):
+        is_repeated(calls, x, 1, out=out)
+        assert is_repeated(calls, x, 1, out=out)
+        current[0] = 0
+        assert not is_repeated(calls, x, 1, out=out)
+        current[0] = -1
 
 
 def test_no_tensor_of_a_call_is_kept(calls):
