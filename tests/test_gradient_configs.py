@@ -122,7 +122,8 @@ def test_rows_that_are_not_resident_take_two_launches(monkeypatch):
             registers = config.maxnreg or 1
             held = min(threads, 65536 // registers) // (32 * config.num_warps)
             steps = gradient.steps_for(y, y, y)
-            assert (steps is not None) == (n_parts > sms * held)
+            leaves_too_few = n_parts > 1 and 1.5 * n_parts > sms * held
+            assert (steps is not None) == leaves_too_few
             if steps is not None:
                 assert all(launch.n_words == 0 for launch in steps)
 

@@ -237,6 +237,30 @@ def test_torch_fx_records_the_operator():
     assert called_by(traced) == [torch.ops.kernels.softmax.default]
     x = tensor(3, 33)
     torch.testing.assert_close(traced(x), torch.softmax(x, 0))
+    traced = torch.fx.symbolic_trace(lambda dim: fastest.softmax(x, dim))
+    torch.testing.assert_close(traced(0), torch.softmax(x, 0))
+
+
+def test_a_dim_may_depend_on_a_traced_shape():
+    x = tensor(3, 33)
+    rows_of = lambda v: fastest.softmax(v, v.shape[0] - 2)  # noqa: E731
+    traced = make_fx(rows_of, tracing_mode="symbolic")(x)
+    torch.testing.assert_close(traced(x), torch.softmax(x, 1))
+
+
+def test_inference_mode_goes_before_the_mode_of_gradients():
+    x = tensor(3, 33).requires_grad_()
+    for _ in range(4):
+        with torch.inference_mode(), torch.enable_grad():
+            y = fastest.softmax(x)
+        assert y.is_inference() and not y.requires_grad
+        assert fastest.softmax(x).requires_grad
+
+
+@pytest.mark.parametrize("x", [[1.0], 1.0, None, torch.Tensor])
+def test_what_is_no_tensor_is_named_in_a_mode_for_functions(x):
+    with torch.device(backend.DEVICE), pytest.raises(TypeError, match="x must be a"):
+        fastest.softmax(x)
 
 
 @pytest.mark.parametrize("name", ["functionalize", "vmap"])
@@ -384,15 +408,23 @@ def test_transforms_are_as_torchs(transform, dim, dtype):
     torch.testing.assert_close(ours, theirs)
 
 
-def gradients(f, x):
+def zeros_like(x):
+    """Zeros that have no memory, as autograd makes them."""
+    return torch._efficientzerotensor(x.shape, dtype=x.dtype, device=x.device)
+
+
+def gradients(f, x, is_zero=False):
     """A batch of gradients of f at x, one for each of four gradients of its result."""
     x = x.clone().requires_grad_()
+    if is_zero:
+        return torch.autograd.grad(f(x), x, zeros_like(x))[0]
     batch = torch.linspace(-1, 1, 4 * x.numel(), dtype=x.dtype, device=x.device)
     how = {"is_grads_batched": True}
     return torch.autograd.grad(f(x), x, batch.view(4, *x.shape), **how)[0]
 
 
-# Autograd batches with an older vmap, which is no transform of `torch.func`.
+# Autograd batches with an older vmap, which is no transform of `torch.func`. Neither
+# its batches nor its zeros have memory.
 BATCHES = {
     "gradients": gradients,
     "jacobian": partial(torch.autograd.functional.jacobian, vectorize=True),
@@ -400,13 +432,15 @@ BATCHES = {
         square_sum(f), x, vectorize=True
     ),
     "calls": lambda f, x: torch._vmap_internals._vmap(f)(torch.stack([x, x.sin()])),
+    "zeros": lambda f, x: f(zeros_like(x)),
+    "gradients of zeros": lambda f, x: gradients(f, x, is_zero=True),
 }
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", BATCHES)
-def test_batches_of_autograd_are_as_torchs(kind, dtype):
+def test_batches_and_zeros_of_autograd_are_as_torchs(kind, dtype):
     x = tensor(3, 5, dtype=dtype)
     fastest.softmax(x)
     ours = BATCHES[kind](lambda v: fastest.softmax(v, 1), x)

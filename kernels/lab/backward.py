@@ -8,8 +8,8 @@ and the gradient g for y. One of three takes a call:
   traces, or a dispatch mode watches.
 - PyTorch's operator of the same values, for float64, for empty tensors, where a
   dimension longer than 1 follows `dim`, for more than MOST_ROWS rows, in the transforms
-  of `torch.func`, in forward differentiation, for batches of gradients, and for
-  subclasses of tensors. They all know it.
+  of `torch.func`, in forward differentiation, and for subclasses of tensors. They all
+  know it.
 
 Other tensors that are not contiguous are copied first.
 
@@ -30,7 +30,7 @@ from torch.autograd import forward_ad
 from kernels.lab import backend, description
 from kernels.lab.direct import CachedLaunch
 from kernels.lab.launch import Launch
-from kernels.lab.operator import is_legacy_batch, is_watched
+from kernels.lab.operator import is_virtual, is_watched
 
 DTYPES = (*backend.DTYPES, torch.float64)
 TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -93,13 +93,8 @@ class Backward:
             return self.run(gradient, y, dim, dtype)
         validate(gradient, y, dim, dtype)
         known = type(gradient) in TRACED and type(y) in TRACED
-        transformed = (
-            torch._C._are_functorch_transforms_active()
-            or forward_ad._current_level >= 0
-            or is_legacy_batch(gradient)
-            or is_legacy_batch(y)
-        )
-        if known and not transformed:
+        transformed = torch._C._are_functorch_transforms_active()
+        if known and not transformed and forward_ad._current_level < 0:
             return self.operator(gradient, y, dim, dtype)
         return self._by_reference(gradient, y, dim, dtype)
 
@@ -208,7 +203,7 @@ def _is_plain(*tensors: object) -> bool:
         type(t) is torch.Tensor
         and t.layout is torch.strided
         and not t.is_neg()
-        and not is_legacy_batch(t)
+        and not is_virtual(t)
         and not (recorded and t.requires_grad)
         for t in tensors
     )

@@ -244,7 +244,7 @@ def repeat(
             and (address := x.data_ptr())
             and address & 15 == x_place
         ):
-            if requires_grad and torch.is_grad_enabled():
+            if requires_grad and records():
                 return record(write, x, dim, dtype)
             return write(x)
         return None
@@ -294,6 +294,11 @@ def repeat(
         return None
 
     return again_into
+
+
+def records() -> bool:
+    """Whether autograd records. Inference mode goes before the mode of gradients."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
 
 
 @functools.cache

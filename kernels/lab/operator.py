@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import has_torch_function
 
 from kernels.lab import backend, description, direct
-from kernels.lab.direct import span
+from kernels.lab.direct import records, span
 
 DTYPES = (*backend.DTYPES, torch.float64)
 MOST_LAUNCHES = 4096
@@ -52,11 +51,14 @@ def is_watched() -> bool:
     )
 
 
-def is_legacy_batch(x: torch.Tensor) -> bool:
-    """Whether x is autograd's batch: of gradients, say (`is_grads_batched=True`)."""
-    if is_dynamo_compiling():
-        return False
-    return torch._C._functorch.is_legacy_batchedtensor(x)
+def is_virtual(x: torch.Tensor) -> bool:
+    """Whether x has no memory of its own: zeros, or a batch (`is_grads_batched`)."""
+    return x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x)
+
+
+def stands_for_an_argument(x: object) -> bool:
+    """Whether x is what a tracer passes in place of an argument, as `torch.fx` does."""
+    return hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor)
 
 
 def is_plain(x: object) -> bool:
@@ -69,7 +71,7 @@ def is_plain(x: object) -> bool:
         not is_watched()
         and type(x) is torch.Tensor
         and not x.is_neg()
-        and not is_legacy_batch(x)
+        and not is_virtual(x)
     )
 
 
@@ -275,11 +277,12 @@ def call(
     """
     if out is None and type(dim) is int and is_plain(x):
         there = rules()
-        if x.requires_grad and torch.is_grad_enabled():
+        if x.requires_grad and records():
             return there.apply(there.run_and_note, x, dim, dtype)
         return there.run_and_note(x, dim, dtype)
-    if out is None and not isinstance(x, torch.Tensor) and has_torch_function((x,)):
-        return operator(x, dim, dtype)  # stands for a tensor, as in torch.fx
+    if out is None and (stands_for_an_argument(x) or stands_for_an_argument(dim)):
+        return operator(x, dim, dtype)
+    dim = int(dim) if isinstance(dim, torch.SymInt) else dim
     validate(x, dim, dtype)
     if out is None:
         return operator(x, dim, dtype)
