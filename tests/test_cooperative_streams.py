@@ -1,6 +1,7 @@
 """Calls at the same time, in streams and threads: none harms another, none is stuck."""
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -11,11 +12,11 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from kernels import cooperative
+from kernels import cooperative, gradient
 from kernels.lab import backend, gpu, process
 from kernels.lab import launch as launch_module
 from kernels.lab.direct import CachedLaunch
-from tests.helpers import assert_right, in_company, like, matrix
+from tests.helpers import assert_is_gradient, assert_right, in_company, like, matrix
 from tests.test_cooperative import LONGEST, config_for, parts_of
 
 MINUTE = 60.0
@@ -148,6 +149,19 @@ def microseconds(function: Callable[[], None]) -> float:
     return 1e6 * min(times)
 
 
+def in_turn_and_at_once(launches: list[Callable[[], None]]) -> tuple[float, float]:
+    """The time of two launches on one stream, and on two; µs."""
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+
+    def on(*used: torch.cuda.Stream) -> None:
+        for stream, launch in zip(used, launches, strict=True):
+            with torch.cuda.stream(stream):
+                launch()
+
+    in_turn = microseconds(lambda: on(streams[0], streams[0]))
+    return in_turn, microseconds(lambda: on(*streams))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("share", "changes"),
@@ -162,18 +176,35 @@ def test_two_streams_whose_rows_do_not_fit_together(share, changes):
     n_held = launch_module.programs_at_once(num_warps=4, maxnreg=80)
     n_cols = int(share * n_held) * 8192
     x = torch.randn(16, n_cols, device=backend.DEVICE)
-    streams = torch.cuda.Stream(), torch.cuda.Stream()
     outputs = torch.empty_like(x), torch.empty_like(x)
     config = cooperative.choose_config(16, n_cols, 4, 4, True)
     config = dataclasses.replace(config, **changes)
-    launches = [CachedLaunch(cooperative.launch_for(y, x, config)) for y in outputs]
-
-    def on(used: tuple[torch.cuda.Stream, ...]) -> None:
-        for stream, launch, y in zip(used, launches, outputs, strict=True):
-            with torch.cuda.stream(stream):
-                launch(y, x)
-
-    in_turn = microseconds(lambda: on((streams[0], streams[0])))
-    assert microseconds(lambda: on(streams)) < 2 * in_turn
+    launches = [
+        functools.partial(CachedLaunch(cooperative.launch_for(y, x, config)), y, x)
+        for y in outputs
+    ]
+    in_turn, at_once = in_turn_and_at_once(launches)
+    assert at_once < 2 * in_turn
     for y in outputs:
         assert_right(y, x)
+
+
+@pytest.mark.gpu
+@in_company
+def test_two_streams_whose_gradients_do_not_fit_together():
+    """The longest rows of which `gradient` takes all parts in one launch."""
+    part_bytes, *options = gradient.LONG_PARTS
+    n_parts = int(launch_module.programs_at_once(*options) / 1.5)
+    n_cols = n_parts * part_bytes // 4
+    y = torch.softmax(torch.randn(16, n_cols, device=backend.DEVICE), 1)
+    g = torch.randn_like(y)
+    outputs = torch.empty_like(y), torch.empty_like(y)
+    assert gradient.steps_for(outputs[0], g, y) is None
+    launches = [
+        functools.partial(CachedLaunch(gradient.launch_for(x, g, y)), x, g, y)
+        for x in outputs
+    ]
+    in_turn, at_once = in_turn_and_at_once(launches)
+    assert at_once < 2 * in_turn
+    for x in outputs:
+        assert_is_gradient(x, g, y)
