@@ -19,14 +19,15 @@ Two safeguards keep the input out of the L2 cache in `events` and `device`.
 1. **The flush.** Before each timed call the GPU reads a buffer four times as large as
    L2. The flush must end in reading: a flush that writes leaves modified lines in L2,
    and the timed call then waits for their write-back. On an H200 that costs a call
-   less than 1 µs on inputs of up to 4 MB, and 2 to 4 µs from 34 MB on (`flush.csv`).
+   less than 1 µs on inputs of up to 4 MB, and 1 to 4 µs from 34 MB on (`flush.csv`).
 2. **Rotating inputs.** Calls take turns on up to 64 copies of their tensors, which
    together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
    (`evict_last`), and such lines outlive a flush: after 1 GiB of other values was read,
    an H200 still held almost half of a matrix of 8 MB (`flush_dram.csv`). With a flush
-   alone, our kernels profited on inputs of up to 4 MB by 0.2 to 0.4 µs; torch, Liger
-   and the copy, which ask for nothing, did not (`flush.csv`). `benchmarks/flush.py`
-   makes both records.
+   alone, our kernels took 0.3 to 0.4 µs less on an input of 4 MB; torch, Liger and the
+   copy, which ask for nothing, less than 0.1 µs less (`flush.csv`).
+
+`benchmarks/flush.py` makes both records.
 
 Several learners may share a GPU. `alone()` lets one process measure at a time. With
 COURSE_MEASURE=briefly in the environment, a time is of a fifth of the calls: enough to
