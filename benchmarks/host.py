@@ -6,7 +6,7 @@ host.kernels_for(970)  # how many kernels so many row lengths compile
 
 Each piece of a repeated call is a call of its own, timed by the clock `host`, on a
 matrix so small that the GPU is done before the host. So the pieces' sum is not exactly
-the whole call's time.
+the whole call's time. The calls take turns: if the host is slow for a second, all are.
 
 The first call of a new length happens once, so its pieces are timed inside it: each
 function of PIECES gets a stopwatch, which takes some tenths of a µs itself. So the
@@ -19,7 +19,7 @@ import functools
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -31,6 +31,7 @@ from kernels.lab import backend, clock, direct, launch, operator, process
 SHAPE = 64, 64
 NEW_LENGTHS = range(2049, 2449)
 """Lengths of rows that the softmax has not seen; nearly all share three kernels."""
+ROUNDS = 9  # so often each repeated call is timed
 TURN = 20  # so many lengths are timed in pieces, then as many whole, and so on
 WHOLE = "kernels.softmax, a new length"
 PIECES = {
@@ -82,11 +83,19 @@ def pieces() -> list[dict[str, Any]]:
         RuntimeError: there is no GPU to time on.
     """
     clock.require_gpu()
-    rows = [(name, clock.host_us(call)[1]) for name, call in calls().items()]
+    rows = [*in_turns(calls()).items()]
     with clock.alone():
         rows += new_lengths().items()
         torch.cuda.synchronize()  # nothing of this runs while another process measures
     return [{"call": name, "us": round(us, 3)} for name, us in rows]
+
+
+def in_turns(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """The median of each call's ROUNDS times by the clock `host`, µs."""
+    turns = [[clock.host_us(call)[1] for call in calls.values()] for _ in range(ROUNDS)]
+    return dict(
+        zip(calls, map(statistics.median, zip(*turns, strict=True)), strict=True)
+    )
 
 
 def new_lengths(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import host
-from kernels.lab import backend
+from kernels.lab import backend, clock
 
 
 def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
@@ -28,6 +28,23 @@ def test_each_piece_of_a_first_call_is_in_the_call(monkeypatch):
     again = host.new_lengths(2, [518] * 5)  # nothing is chosen anew
     for name in ("choose the kernel", "make the Launch", "check the input"):
         assert again[f"new length: {name}"] == 0
+
+
+def test_a_host_that_slows_down_slows_every_call(monkeypatch):
+    n_timed = 0
+
+    def host_us(call):
+        nonlocal n_timed
+        n_timed += 1
+        slowness = 1 if n_timed <= 6 else 2  # twice as slow from the second of three on
+        return 0.0, slowness * call(), 1000.0
+
+    monkeypatch.setattr(host, "ROUNDS", 3)
+    monkeypatch.setattr(clock, "host_us", host_us)
+    calls = {"one": lambda: 1.0, "two": lambda: 2.0, "three": lambda: 3.0}
+    assert host.in_turns(calls) == {"one": 1.0, "two": 2.0, "three": 3.0}
+    n_timed = 3
+    assert host.in_turns(calls) == {"one": 2.0, "two": 4.0, "three": 6.0}
 
 
 def test_few_kernels_serve_many_lengths():
