@@ -8,8 +8,9 @@ import torch
 import triton
 
 from kernels.lab import backend, clock, gpu, record
+from tests.lab.conftest import GPU
+from tests.lab.test_recorded import faults_of
 
-GPU = {"gpu": "NVIDIA Test 100", "driver": "1.2"}
 CASES = record.cases([(64, 128), (8, 1000)])
 PROVIDERS = {"torch": lambda x: torch.softmax(x, dim=-1)}
 HEADER = (
@@ -41,32 +42,6 @@ def timer(monkeypatch):
     monkeypatch.setitem(clock.CLOCKS, "events", fake)
     monkeypatch.setitem(clock.CLOCKS, "device", device)
     return fake
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """An empty folder of recorded files: that of the only GPU that was ever here."""
-    monkeypatch.setattr(record, "RECORDED", tmp_path)
-    monkeypatch.setenv("COURSE_RECORDED_GPU", "nvidia-test-100")
-    return tmp_path / "nvidia-test-100"
-
-
-@pytest.fixture
-def world(monkeypatch):
-    """Switches between a machine with a GPU, which measures, and one without."""
-    monkeypatch.setattr(record, "_gpu", lambda: GPU)
-    monkeypatch.setattr(backend, "DEVICE", "cpu")  # where the inputs are made
-    monkeypatch.setattr(gpu, "free_bytes", lambda: 10**9, raising=False)
-    monkeypatch.delenv("COURSE_MEASURE", raising=False)
-
-    def switch(has_gpu, recording=False):
-        monkeypatch.setattr(backend, "INTERPRETED", not has_gpu)
-        monkeypatch.setenv("COURSE_RECORD", "1" if recording else "0")
-        monkeypatch.setenv("COURSE_COMMIT", "abc1234")
-        record._provenance.cache_clear()
-
-    yield switch
-    record._provenance.cache_clear()
 
 
 def lines(path):
@@ -495,144 +470,3 @@ def test_which_record_is_read(world, folder, timer, monkeypatch):
     world(has_gpu=True)
     with pytest.raises(ValueError, match=r"no another-gpu/mine\.csv"):
         record.recorded("mine")
-
-
-# ---- observations --------------------------------------------------------------------
-
-
-def test_an_observation_is_recorded_and_read_back_with_its_types(world, folder):
-    rows = [
-        {"kernel": "program", "blocks": 32, "share": 0.5, "fits": True, "note": None},
-        {"kernel": "nan", "blocks": 16, "share": 2e-9, "fits": False, "note": "1\n2"},
-    ]
-    world(has_gpu=True, recording=True)
-    seen = record.observe("occupancy", lambda: iter(rows))
-    assert lines(folder / "occupancy.csv")[0].split(",") == [
-        *rows[0],
-        *record.PROVENANCE,
-    ]
-    world(has_gpu=False)
-    read = record.observe("occupancy", pytest.fail)
-    pd.testing.assert_frame_equal(read, seen)
-    assert read["kernel"].tolist() == ["program", "nan"]
-    assert read["blocks"].tolist() == [32, 16] and read["blocks"].dtype == int
-    assert read["share"].tolist() == pytest.approx([0.5, 2e-9])
-    assert read["fits"].tolist() == [True, False] and read["fits"].dtype == bool
-    assert pd.isna(read["note"][0]) and read["note"][1] == "1\n2"
-    assert (read["driver"][0], read["commit"][0]) == ("1.2", "abc1234")
-    assert "recorded 20" in read.attrs["source"]
-    assert "measured here" in seen.attrs["source"]
-
-
-def test_what_a_gpu_cannot_tell_here_is_read(world, folder, monkeypatch, capsys):
-    def no_profiler():
-        raise record.Unavailable("ncu is not installed")
-
-    world(has_gpu=True, recording=True)
-    with pytest.raises(ValueError, match=r"no nvidia-test-100/counters\.csv"):
-        record.observe("counters", no_profiler)
-    record.observe("counters", lambda: [{"dram_bytes": 7}])
-    monkeypatch.setattr(record, "_gpu", lambda: GPU | {"gpu": "NVIDIA Test 200"})
-    capsys.readouterr()
-    read = record.observe("counters", no_profiler)
-    assert read["dram_bytes"].tolist() == [7]
-    assert read.attrs["source"].startswith("NVIDIA Test 100 ·")
-    assert "recorded" in read.attrs["source"]
-    assert capsys.readouterr().out == (
-        "counters is not observed here: ncu is not installed.\n"
-        "It was recorded on NVIDIA Test 100.\n"
-    )
-
-
-def test_a_gpu_that_shows_recorded_times_observes_nothing(world, folder, monkeypatch):
-    world(has_gpu=True, recording=True)
-    record.observe("counters", lambda: [{"dram_bytes": 7}])
-    monkeypatch.setenv("COURSE_MEASURE", "recorded")
-    assert record.observe("counters", pytest.fail)["dram_bytes"].tolist() == [7]
-
-
-def test_an_observation_must_be_a_table(world, folder):
-    world(has_gpu=True, recording=True)
-    with pytest.raises(ValueError, match="all rows must have the keys"):
-        record.observe("mixed", lambda: [{"a": 1}, {"b": 2}])
-    assert not folder.exists()
-    assert record.observe("empty", lambda: []).attrs["source"] == "no measurements"
-
-
-# ---- what is committed ---------------------------------------------------------------
-
-NAMES = ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200")
-GPUS = {facts.name: facts for facts in map(gpu.named, NAMES)}
-FILES = sorted(record.RECORDED.glob("*/*.csv"))
-MISLEADING = {"launch", "host"}  # these clocks do not wait for the GPU
-CACHED = {"unflushed"}  # and this one leaves its input in L2
-# The share of a copy's bytes that providers move: a reduction reads only, and an empty
-# kernel moves none.
-READ_ONLY = ("eager.max", "eager.sum", "control.amax")
-MOVED = {**dict.fromkeys(READ_ONLY, 0.5), "traffic.empty": 0}
-
-
-def faults_of(df):
-    """What cannot be true of measurements by an honest clock."""
-    faults = []
-    beside = [*record.CASE, "clock"]
-    copies = record.select(df, provider="copy", input="contiguous")
-    copied = set(copies[beside].itertuples(index=False, name=None))
-    for row in df.itertuples(index=False):
-        absent = [math.isnan(time) for time in (row.p20_us, row.p50_us, row.p80_us)]
-        if not all(absent) and not 0 < row.p20_us <= row.p50_us <= row.p80_us:
-            faults.append(f"percentiles out of order: {row}")
-        if (row.dtype, row.n_rows, row.n_cols, row.clock) not in copied:
-            faults.append(f"no copy beside {row}")
-        n_bytes = 2 * row.n_rows * row.n_cols * getattr(torch, row.dtype).itemsize
-        facts = GPUS.get(row.gpu)
-        if facts and n_bytes > 2 * facts.l2_bytes and row.clock not in MISLEADING:
-            moved = n_bytes * MOVED.get(row.provider, 1)
-            kept = 2 if row.clock in CACHED else 1  # the last writes may stay in L2
-            crossed = moved - kept * facts.l2_bytes
-            if crossed / row.p50_us / 1e3 > facts.peak_bandwidth_gbps:
-                faults.append(f"faster than the memory: {row}")
-    return faults
-
-
-@pytest.mark.skipif(not FILES, reason="nothing is recorded yet")
-@pytest.mark.parametrize(
-    "path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}"
-)
-def test_a_committed_file_is_whole_and_possible(path):
-    header = lines(path)[0].split(",")
-    if "p50_us" in header:
-        df = record._read(path)
-        keys = list(df[record.KEY].itertuples(index=False, name=None))
-        assert keys == sorted(set(keys))
-        assert faults_of(df) == []
-    else:
-        assert header[-len(record.PROVENANCE) :] == record.PROVENANCE
-        df = record._observed(path)
-    assert {record._slug(name) for name in df["gpu"]} == {path.parent.name}
-
-
-TRAFFIC = [path for path in FILES if path.stem == "traffic"]
-
-
-@pytest.mark.parametrize("path", TRAFFIC, ids=lambda path: path.parent.name)
-def test_the_launch_clock_tells_of_impossible_bandwidths(path):
-    launches = record.select(record._read(path), clock="launch")
-    assert faults_of(launches.assign(clock="events"))
-
-
-def test_faults_are_found():
-    provenance = ("NVIDIA H200", "580", "2.11", "3.6", "2026-01-01", "abc1234")
-    case = ("copy", "float32", 32768, 8192, "contiguous", "events")
-    good = record._frame([(*case, 490.0, 500.0, 510.0, *provenance)])
-    assert faults_of(good) == []
-    for change, fault in (
-        ({"p80_us": 495.0}, "percentiles"),
-        ({"p20_us": math.nan}, "percentiles"),
-        ({"provider": "torch"}, "no copy"),
-        ({"input": "sliced"}, "no copy"),
-        ({"p20_us": 390.0, "p50_us": 400.0}, "faster"),
-    ):
-        (found,) = faults_of(good.assign(**change))
-        assert found.startswith(fault)
-    assert faults_of(good.assign(p20_us=5.0, p50_us=6.0, clock="launch")) == []
