@@ -92,10 +92,11 @@ def pieces() -> list[dict[str, Any]]:
 
 def in_turns(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
     """The median of each call's ROUNDS times by the clock `host`, µs."""
-    turns = [[clock.host_us(call)[1] for call in calls.values()] for _ in range(ROUNDS)]
-    return dict(
-        zip(calls, map(statistics.median, zip(*turns, strict=True)), strict=True)
-    )
+    rounds = [
+        {name: clock.host_us(call)[1] for name, call in calls.items()}
+        for _ in range(ROUNDS)
+    ]
+    return {name: statistics.median(us[name] for us in rounds) for name in calls}
 
 
 def new_lengths(

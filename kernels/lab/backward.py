@@ -28,9 +28,9 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 from kernels.lab import backend, description
-from kernels.lab.direct import CachedLaunch
+from kernels.lab.direct import CachedLaunch, records
 from kernels.lab.launch import Launch
-from kernels.lab.operator import is_virtual, is_watched
+from kernels.lab.operator import is_plain
 
 DTYPES = (*backend.DTYPES, torch.float64)
 TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -196,16 +196,10 @@ def _fake(
 
 def _is_plain(*tensors: object) -> bool:
     """Whether a kernel may take the tensors by their addresses, unrecorded."""
-    if is_watched():
-        return False
-    recorded = torch.is_grad_enabled()
-    return all(
-        type(t) is torch.Tensor
-        and t.layout is torch.strided
-        and not t.is_neg()
-        and not is_virtual(t)
-        and not (recorded and t.requires_grad)
-        for t in tensors
+    return (
+        is_plain(*tensors)
+        and all(t.layout is torch.strided for t in tensors)
+        and not (any(t.requires_grad for t in tensors) and records())
     )
 
 

@@ -61,17 +61,15 @@ def stands_for_an_argument(x: object) -> bool:
     return hasattr(type(x), "__torch_function__") and not isinstance(x, torch.Tensor)
 
 
-def is_plain(x: object) -> bool:
-    """Whether a kernel may take x by its address; otherwise the operator takes it.
+def is_plain(*tensors: object) -> bool:
+    """Whether a kernel may take tensors by address; otherwise the operator takes them.
 
     The operator takes subclasses, tensors without memory, values that differ from those
     in memory, and all that PyTorch traces, transforms or differentiates forward.
     """
-    return (
-        not is_watched()
-        and type(x) is torch.Tensor
-        and not x.is_neg()
-        and not is_virtual(x)
+    return not is_watched() and all(
+        type(x) is torch.Tensor and not x.is_neg() and not is_virtual(x)
+        for x in tensors
     )
 
 
@@ -287,7 +285,7 @@ def call(
     if out is None:
         return operator(x, dim, dtype)
     validate_out(out, x, dtype)
-    if not (is_plain(x) and is_plain(out) and can_write(out, x)):
+    if not (is_plain(x, out) and can_write(out, x)):
         return out.copy_(operator(x, dim, dtype))
     rules().run_and_note(x, dim, dtype, out)
     torch.autograd.graph.increment_version(out)
