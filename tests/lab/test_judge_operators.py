@@ -1,4 +1,4 @@
-"""The judge of operators: any number of inputs, of any shapes and dtypes."""
+"""The judge of operators: inputs and results of any number, shape and dtype."""
 
 import pytest
 import torch
