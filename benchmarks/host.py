@@ -9,9 +9,10 @@ matrix so small that the GPU is done before the host. So the pieces' sum is not 
 the whole call's time. The calls take turns: if the host is slow for a second, all are.
 
 The first call of a new length happens once, so its pieces are timed inside it: each
-function of PIECES gets a stopwatch, which takes some tenths of a µs itself. So the
-whole call is timed for other lengths, without a stopwatch. The two take turns: if the
-host is slow for some ms, both are.
+function of PIECES gets a stopwatch, which is stopped while another one runs. Starting
+and stopping them takes some tenths of a µs each, in the piece around. So the whole call
+is timed for other lengths, without a stopwatch; the difference is the last row. The two
+take turns: if the host is slow for some ms, both are.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from unittest.mock import patch
 import torch
 
 from kernels import fastest, tiled, unaligned
+from kernels import operator as registered
 from kernels.lab import backend, clock, direct, launch, operator, process
 
 SHAPE = 64, 64
@@ -35,16 +37,22 @@ ROUNDS = 9  # so often each repeated call is timed
 TURN = 20  # so many lengths are timed in pieces, then as many whole, and so on
 WHOLE = "kernels.softmax, a new length"
 PIECES = {
+    "new length: see whether PyTorch traces it": [(operator, "is_plain")],
     "new length: check the input": [(operator, "validate")],
     "new length: allocate the output": [(torch, "empty_like")],
     "new length: see where rows start": [(unaligned, "alignment")],
     "new length: choose the kernel": [(fastest, "choose")],
     "new length: choose its configuration": [(fastest, "_config_of_few")],
     "new length: make the Launch": [(tiled, "launch_for"), (unaligned, "launch_for")],
+    "new length: make it a cached launch": [(direct.CachedLaunch, "__init__")],
+    "new length: the rest of prepare": [(registered.rules(), "prepare")],
     "new length: find the compiled kernel": [(direct, "launch_to_find")],
+    "new length: launch it": [(direct.CachedLaunch, "__call__")],
+    "new length: the rest of the operator": [(operator.Rules, "run")],
 }
 """The functions that the first call of a new length calls, by what a table says."""
-LAUNCH, REST = "new length: launch it", "new length: the rest"
+REST = "new length: the rest of the call"
+STOPWATCHES = "new length: the stopwatches, in all of these"
 
 
 def calls() -> dict[str, Callable[[], Any]]:
@@ -109,8 +117,8 @@ def new_lengths(
         lengths: that no call has had; more than TURN + 1.
 
     Returns:
-        The time of the WHOLE call; of each of PIECES, of LAUNCH, and of REST: what is
-        left of a call in pieces.
+        The time of the WHOLE call; of each of PIECES without those that it calls; of
+        REST, what is left of a call in pieces; and what the STOPWATCHES add to a call.
     """
     first, *others = (torch.empty(n_rows, n, device=backend.DEVICE) for n in lengths)
     fastest.softmax(first)  # compiles
@@ -118,11 +126,12 @@ def new_lengths(
     turns = itertools.cycle([_in_pieces, _whole])
     for start in range(0, len(others), TURN):
         taken += next(turns)(others[start : start + TURN])
-    names = WHOLE, *PIECES, LAUNCH, REST
-    return {
+    us = {
         name: statistics.median(each[name] for each in taken if name in each)
-        for name in names
+        for name in (WHOLE, *PIECES, REST, STOPWATCHES)
     }
+    us[STOPWATCHES] -= us[WHOLE]
+    return us
 
 
 def _whole(matrices: Sequence[torch.Tensor]) -> list[dict[str, float]]:
@@ -133,34 +142,43 @@ def _whole(matrices: Sequence[torch.Tensor]) -> list[dict[str, float]]:
 
 def _in_pieces(matrices: Sequence[torch.Tensor]) -> list[dict[str, float]]:
     """The times of the call's pieces for each matrix."""
-    taken, watch = [], {}
+    taken, watch, inside = [], {}, [0.0]
     with contextlib.ExitStack() as stack:
-        timed = {**PIECES, LAUNCH: [(direct.CachedLaunch, "__call__")]}
-        for name, places in timed.items():
-            for owner, attribute in places:
-                stack.enter_context(_stopwatch(owner, attribute, watch, name))
+        for name, places in PIECES.items():
+            for place in places:
+                stack.enter_context(_stopwatch(*place, watch, name, inside))
         for x in matrices:
-            watch.update(dict.fromkeys(timed, 0.0))
+            watch.update(dict.fromkeys(PIECES, 0.0))
             whole = clock.call_us(fastest.softmax, x, wait=False)
-            # The launch's call begins with finding the compiled kernel.
-            watch[LAUNCH] -= watch["new length: find the compiled kernel"]
-            taken.append({**watch, REST: whole - sum(watch.values())})
+            rest = whole - sum(watch.values())
+            taken.append({**watch, REST: rest, STOPWATCHES: whole})
     return taken
 
 
 @contextlib.contextmanager
 def _stopwatch(
-    owner: Any, attribute: str, watch: dict[str, float], name: str
+    owner: Any,
+    attribute: str,
+    watch: dict[str, float],
+    name: str,
+    inside: list[float],
 ) -> Iterator[None]:
-    """While active, watch[name] grows by the time of each call of a function, µs."""
+    """While active, watch[name] grows by the time of each call of a function, µs.
+
+    Time in functions with stopwatches of their own is not counted. inside has, for each
+    function that is being called, how much of its time that is.
+    """
     function = getattr(owner, attribute)
 
     def timed(*args: Any, **how: Any) -> Any:
+        inside.append(0.0)
         start = time.perf_counter()
         try:
             return function(*args, **how)
         finally:
-            watch[name] += 1e6 * (time.perf_counter() - start)
+            us = 1e6 * (time.perf_counter() - start)
+            watch[name] += us - inside.pop()
+            inside[-1] += us
 
     with patch.object(owner, attribute, timed):
         yield

@@ -1,10 +1,12 @@
 """The pieces of a call on the host: each does what a table says of it."""
 
+import itertools
+
 import pytest
 import torch
 
 from benchmarks import host
-from kernels.lab import backend, clock
+from kernels.lab import clock
 
 
 def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
@@ -21,13 +23,33 @@ def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
 def test_each_piece_of_a_first_call_is_in_the_call(monkeypatch):
     monkeypatch.setattr(host, "TURN", 2)
     pieces = host.new_lengths(2, [517, 518, 519, 520, 521])
-    assert list(pieces) == [host.WHOLE, *host.PIECES, host.LAUNCH, host.REST]
-    if backend.INTERPRETED:  # there, Triton both finds the kernel and runs it
-        pieces.pop(host.LAUNCH)
+    assert list(pieces) == [host.WHOLE, *host.PIECES, host.REST, host.STOPWATCHES]
+    pieces.pop(host.STOPWATCHES)  # a difference of two medians
     assert all(us > 0 for us in pieces.values()), pieces
     again = host.new_lengths(2, [518] * 5)  # nothing is chosen anew
     for name in ("choose the kernel", "make the Launch", "check the input"):
         assert again[f"new length: {name}"] == 0
+
+
+def test_a_piece_is_timed_without_the_pieces_that_it_calls(monkeypatch):
+    now = itertools.count()  # every look at the clock takes one second
+    monkeypatch.setattr(host.time, "perf_counter", lambda: next(now))
+
+    class Work:
+        def inner(self):
+            next(now)
+
+        def outer(self):
+            self.inner()
+            self.inner()
+
+    watch, inside = {"inner": 0.0, "outer": 0.0}, [0.0]
+    with (
+        host._stopwatch(Work, "inner", watch, "inner", inside),
+        host._stopwatch(Work, "outer", watch, "outer", inside),
+    ):
+        Work().outer()
+    assert watch == {"inner": 4e6, "outer": 3e6} and inside == [7e6]
 
 
 def test_a_host_that_slows_down_slows_every_call(monkeypatch):
@@ -71,6 +93,7 @@ def test_pieces_are_timed():
     rows = host.pieces()
     assert [row["call"] for row in rows] == [
         *host.calls(),
-        *(host.WHOLE, *host.PIECES, host.LAUNCH, host.REST),
+        *(host.WHOLE, *host.PIECES, host.REST, host.STOPWATCHES),
     ]
+    assert rows.pop()["us"] < 2000  # a difference of two medians
     assert all(0 < row["us"] < 2000 for row in rows)
