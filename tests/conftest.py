@@ -26,5 +26,11 @@ def fewer_rows(request, monkeypatch):
 
 
 @pytest.fixture
+def few_rows(monkeypatch):
+    """The checker's matrices have 1, 2 or 9 rows: each takes many programs."""
+    monkeypatch.setattr(cases, "ROWS", (1, 2, 9))
+
+
+@pytest.fixture
 def every_row():
     """The checker's tallest matrices are in the interpreter those of the notebooks."""

@@ -19,10 +19,12 @@ from unittest.mock import patch
 
 import torch
 import triton
+import triton.language as tl
 from triton.runtime.jit import JITFunction
 
 from kernels import cooperative, fastest, online, tiled, unaligned
 from kernels.lab import backend, direct, gpu
+from kernels.lab.compile import Compiled
 
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 
@@ -261,6 +263,17 @@ def assert_is_gradient(
 # ---- wrong kernels -------------------------------------------------------------------
 
 
+def without_rescaling_an_axis(maxima, sums, AXIS: tl.constexpr):
+    row_max = tl.max(maxima, axis=AXIS, keep_dims=True)
+    return row_max, tl.sum(sums, axis=AXIS, keep_dims=True)
+
+
+def tail_that_starts_late(edge, head, body, n_cols, VECTOR: tl.constexpr):
+    is_head = edge < VECTOR
+    cols = tl.where(is_head, edge, head + body + edge - VECTOR + 1)
+    return cols, cols < tl.where(is_head, head, n_cols)
+
+
 @contextlib.contextmanager
 def patched(module: ModuleType, name: str, wrong: Any) -> Iterator[None]:
     """While active, the kernels of a module call `wrong` in place of a helper function.
@@ -316,6 +329,14 @@ def _forgotten() -> Iterator[None]:
 
 def _all_of(kind: type) -> list[Any]:
     return [thing for thing in gc.get_objects() if type(thing) is kind]
+
+
+# ---- what is compiled ----------------------------------------------------------------
+
+
+def wide_accesses(kernel: Compiled) -> list[int]:
+    """How many loads, and how many stores, move 16 bytes of a thread."""
+    return [kernel.count(rf"{kind}\.global\S*\.v4\.b32") for kind in ("ld", "st")]
 
 
 # ---- stand-ins for what only a GPU has -----------------------------------------------

@@ -10,8 +10,15 @@ import triton.language as tl
 
 from kernels import cooperative, unaligned
 from kernels.cooperative import Config
-from kernels.lab import backend, cases, check, meter
-from tests.helpers import assert_right, like, matrix, patched
+from kernels.lab import backend, check, meter
+from tests.helpers import (
+    assert_right,
+    like,
+    matrix,
+    patched,
+    tail_that_starts_late,
+    without_rescaling_an_axis,
+)
 
 INF, NAN = float("inf"), float("nan")
 TAG = 7
@@ -94,11 +101,6 @@ WAYS = {"by parts": by_parts, "by partners": by_partners}
 @pytest.fixture(params=WAYS)
 def way(request) -> Callable[[torch.Tensor], torch.Tensor]:
     return WAYS[request.param]
-
-
-@pytest.fixture
-def few_rows(monkeypatch) -> None:
-    monkeypatch.setattr(cases, "ROWS", (1, 2, 9))
 
 
 # ---- the softmax ---------------------------------------------------------------------
@@ -355,19 +357,8 @@ def test_results_of_real_configs_do_not_depend_on_patience(dtype, n_cols, beyond
 # ---- wrong kernels -------------------------------------------------------------------
 
 
-def without_rescaling_an_axis(maxima, sums, AXIS: tl.constexpr):
-    row_max = tl.max(maxima, axis=AXIS, keep_dims=True)
-    return row_max, tl.sum(sums, axis=AXIS, keep_dims=True)
-
-
 def whatever_the_mask(ptrs, inside):
     return tl.load(ptrs)
-
-
-def edges_that_start_late(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    is_head = edge < VECTOR
-    cols = tl.where(is_head, edge, head + body + edge - VECTOR + 1)
-    return cols, cols < tl.where(is_head, head, n_cols)
 
 
 @pytest.mark.parametrize(
@@ -375,7 +366,7 @@ def edges_that_start_late(edge, head, body, n_cols, VECTOR: tl.constexpr):
     [
         ("merge_axis", without_rescaling_an_axis),
         ("load_or_neg_inf", whatever_the_mask),
-        ("edge_columns", edges_that_start_late),
+        ("edge_columns", tail_that_starts_late),
     ],
 )
 def test_wrong_helpers_are_caught(helper, wrong, few_rows, capsys):

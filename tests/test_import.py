@@ -175,10 +175,16 @@ def test_mix_up_is_one_sentence(site):
     assert "During handling" not in run.stderr
 
 
-NAMES = (  # that transformers and the package's own documentation import
-    *("get_kernel", "LayerRepository", "Device", "Mode", "kernelize"),
-    *("use_kernel_forward_from_hub", "replace_kernel_forward_from_hub"),
-    *("register_kernel_mapping", "use_kernel_func_from_hub", "LocalLayerRepository"),
+NAMES = (  # the other package's, in its version 0.17.2
+    *("Benchmark", "CUDAProperties", "Device", "KernelizeFallback", "ROCMProperties"),
+    *("FuncRepository", "LayerRepository", "LoadedKernel", "LocalFuncRepository"),
+    *("LocalLayerRepository", "LockedFuncRepository", "LockedLayerRepository"),
+    *("Metadata", "Mode", "RepoInfo", "VariantAccepted", "VariantRejected"),
+    *("get_kernel", "get_kernel_dep", "get_kernel_variants", "get_loaded_kernels"),
+    *("get_local_kernel", "get_locked_kernel", "has_kernel", "install_kernel"),
+    *("kernelize", "load_kernel", "register_kernel_mapping", "use_kernel_mapping"),
+    *("replace_kernel_forward_from_hub", "use_kernel_forward_from_hub"),
+    *("use_kernel_func_from_hub", "use_kernelized_func"),
 )
 
 

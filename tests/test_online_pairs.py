@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels import online
 from kernels.lab import backend, check, compile
 from kernels.online import exp_shifted_or_zero
-from tests.helpers import patched
+from tests.helpers import patched, without_rescaling_an_axis
 from tests.test_online import by_blocks_of_16
 
 INF = float("inf")
@@ -189,11 +189,6 @@ def test_values_without_a_softmax_make_the_sum_nan(value):
 
 def without_rescaling(max_a, sum_a, max_b, sum_b):
     return tl.maximum(max_a, max_b), sum_a + sum_b
-
-
-def without_rescaling_an_axis(maxima, sums, AXIS: tl.constexpr):
-    row_max = tl.max(maxima, axis=AXIS, keep_dims=True)
-    return row_max, tl.sum(sums, axis=AXIS, keep_dims=True)
 
 
 def of_the_block_without_its_maximum(x):

@@ -11,7 +11,14 @@ import triton.language as tl
 from kernels import strided, tiled
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab.compile import Compiled
-from tests.helpers import TRITON, assert_right, matrix, meta_matrix, patched
+from tests.helpers import (
+    TRITON,
+    assert_right,
+    matrix,
+    meta_matrix,
+    patched,
+    wide_accesses,
+)
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 OLDER_TRITON = TRITON < (3, 8)
@@ -23,11 +30,6 @@ def compiled(n_cols: int, dtype: torch.dtype, **constants: bool) -> Compiled:
     launch = tiled.launch_for(x, x)
     changed = dict(launch.constants) | constants
     return compile.aot(dataclasses.replace(launch, constants=changed))
-
-
-def wide_accesses(kernel: Compiled) -> list[int]:
-    """How many loads, and how many stores, move 16 bytes of a thread."""
-    return [kernel.count(rf"{kind}\.global\S*\.v4\.b32") for kind in ("ld", "st")]
 
 
 # ---- the softmax ---------------------------------------------------------------------

@@ -11,7 +11,14 @@ import triton.language as tl
 from kernels import tiled, unaligned
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab.compile import Compiled
-from tests.helpers import assert_right, matrix, meta_matrix, patched
+from tests.helpers import (
+    assert_right,
+    matrix,
+    meta_matrix,
+    patched,
+    tail_that_starts_late,
+    wide_accesses,
+)
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 
@@ -27,11 +34,6 @@ def compiled(n_cols: int, dtype: torch.dtype) -> Compiled:
     """The kernel for an H200, of contiguous rows."""
     x = meta_matrix(4096, n_cols, dtype)
     return compile.aot(unaligned.launch_for(x, x))
-
-
-def wide_accesses(kernel: Compiled) -> list[int]:
-    """How many loads, and how many stores, move 16 bytes of a thread."""
-    return [kernel.count(rf"{kind}\.global\S*\.v4\.b32") for kind in ("ld", "st")]
 
 
 # ---- the softmax ---------------------------------------------------------------------
@@ -246,12 +248,6 @@ def body_of_all_that_follows(row_start, n_cols, VECTOR: tl.constexpr):
 def head_of_whole_accesses(row_start, n_cols, VECTOR: tl.constexpr):
     head = tl.minimum(row_start.to(tl.int32) & (VECTOR - 1), n_cols)
     return head, (n_cols - head) & -VECTOR
-
-
-def tail_that_starts_late(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    is_head = edge < VECTOR
-    cols = tl.where(is_head, edge, head + body + edge - VECTOR + 1)
-    return cols, cols < tl.where(is_head, head, n_cols)
 
 
 def head_that_is_cut(edge, head, body, n_cols, VECTOR: tl.constexpr):

@@ -10,6 +10,7 @@ Errors about tensors that lie elsewhere take their sentence from here, too.
 
 import functools
 import os
+import re
 import subprocess
 
 import numpy
@@ -147,12 +148,16 @@ def _recorded() -> str:
     return f"recorded on {name}" if there else f"not recorded on {name} yet"
 
 
+HUGGING_FACE = r"\w+(Repository|Properties)|Variant\w+|Benchmark|Device|Metadata|Mode"
+HUGGING_FACE += "|RepoInfo"  # and names with "kernel" in them
+
+
 def no_such_name(name: str, folder: str) -> Exception:
     """The error of asking the package `kernels`, in this folder, for what it lacks.
 
     Hugging Face has a package named `kernels`, too: the error says which one was found.
     """
-    if name in ("Device", "Mode") or "kernel" in name or name.endswith("Repository"):
+    if "kernel" in name.lower() or re.fullmatch(HUGGING_FACE, name):
         said = (
             f"{name} is a part of Hugging Face's package 'kernels', but the package of "
             f"that name found here is the course's, in {folder}; run this outside of "

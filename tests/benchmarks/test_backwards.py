@@ -95,8 +95,9 @@ SAID = [
 @pytest.mark.parametrize("number", range(len(SAID)))
 def test_a_kernel_is_judged_in_a_sentence(number, tmp_path, monkeypatch, capsys):
     old, new, said = SAID[number]
-    text = show.source(backwards.row_kernel, docstring=False).text.replace(old, new)
-    text = text.replace("def row_kernel", "def my_kernel")
+    text = show.source(backwards.row_kernel, docstring=False).text
+    assert old in text
+    text = text.replace(old, new).replace("def row_kernel", "def my_kernel")
     header = "import triton\nimport triton.language as tl\n\n"
     (tmp_path / f"written_{number}.py").write_text(header + text)
     monkeypatch.syspath_prepend(tmp_path)

@@ -268,10 +268,10 @@ class Kernel:
 @pytest.mark.parametrize("with_words", [False, True])
 def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypatch):
     compiled, x, y = Compiled(NestedLauncher()), matrix(3, 4), matrix(3, 4)
-    words = torch.zeros(8, dtype=torch.int64)
+    words, streams = torch.zeros(8, dtype=torch.int64), []
     monkeypatch.setattr(words_module, "take", lambda n, device: (words, 5))
-    taker = lambda n, device: lambda stream: (words, 5)  # noqa: E731
-    monkeypatch.setattr(words_module, "taker", taker)
+    take = lambda stream: streams.append(stream) or (words, 5)  # noqa: E731
+    monkeypatch.setattr(words_module, "taker", lambda n, device: take)
     prepared = launch.Launch(
         kernel=Kernel(compiled, with_words),
         grid=(7,),
@@ -287,6 +287,7 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
     addresses += [words.data_ptr(), 5] if with_words else []
     assert [passed[-1] for passed in compiled.passed] == [(*addresses, *REST)] * 2
     assert compiled.through_triton == [] and prepared.kernel.n_launches == 1
+    assert streams == ([STREAM] * 2 if with_words else [])
 
     # Another launch that needs the same kernel is direct from the first call on.
     other = replace(prepared, grid=(9, 2), scalars=(200, 2000))

@@ -188,14 +188,14 @@ def test_calls_in_place_are_repeated(calls):
 
 
 def test_an_out_that_is_not_apart_is_not_like_one_that_is(calls):
-    buffer = matrix(1, 64).view(-1)
+    buffer, answers = matrix(1, 64).view(-1), []
     x = buffer[16:40].view(3, 8)
     for start in (40, 40, 40, 20, 24, 4, 16, 36, 40):  # multiples of 16 bytes
         out = buffer[start : start + 24].view(3, 8)
         before = x.clone()
-        fastest.softmax(x, 1, out=out)
-        assert_right(out, before)
+        answers.append(is_repeated(calls, x, 1, out=out))
         x.copy_(before)
+    assert answers == [False, False, True, *[False] * 5, True]
     for _ in range(3):
         before = x.clone()
         assert_right(fastest.softmax(x, 1, out=x), before)
@@ -208,11 +208,12 @@ def test_an_out_that_is_not_apart_is_not_like_one_that_is(calls):
 
 
 def known_calls(calls: Calls) -> torch.Tensor:
-    """A tensor whose calls are known, with out and without."""
-    x, out = matrix(3, 8), matrix(3, 8)
+    """A tensor whose calls are known: with out, without, and in place."""
+    x, out, place = matrix(3, 8), matrix(3, 8), matrix(3, 8)
     for _ in range(3):
         fastest.softmax(x, 1)
         fastest.softmax(x, 1, out=out)
+        fastest.softmax(place, 1, out=place)
     calls.others.clear()
     calls.direct = 0
     return x
@@ -231,9 +232,22 @@ def softmax_1(x: torch.Tensor) -> torch.Tensor:
     return fastest.softmax(x, 1)
 
 
-def inside(mode: contextlib.AbstractContextManager, x: torch.Tensor) -> torch.Tensor:
+def with_out(x: torch.Tensor) -> torch.Tensor:
+    return fastest.softmax(x, 1, out=torch.empty_like(x))
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    return fastest.softmax(y, 1, out=y)
+
+
+def inside(
+    mode: contextlib.AbstractContextManager,
+    x: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
     with mode:
-        return softmax_1(x)
+        return fastest.softmax(x, 1, out=out)
 
 
 def fake(x: torch.Tensor) -> torch.Tensor:
@@ -262,11 +276,19 @@ UNLIKE = {
     "a fake tensor": fake,
     "a tangent": with_a_tangent,
     "a level of forward differentiation": lambda x: inside(forward_ad.dual_level(), x),
+    "such a level, with out": lambda x: inside(
+        forward_ad.dual_level(), x, torch.empty_like(x)
+    ),
+    "such a level, in place": lambda x: inside(
+        forward_ad.dual_level(), y := x.clone(), y
+    ),
     "vmap": lambda x: torch.vmap(softmax_1)(x.expand(2, 3, 8))[1],
     "in vmap": lambda x: torch.vmap(lambda s: s * softmax_1(x))(torch.ones(2))[1],
     "in grad": lambda x: torch.func.vjp(lambda s: s * softmax_1(x), torch.ones(1))[0],
     "functionalize": lambda x: torch.func.functionalize(softmax_1)(x),
     "make_fx": lambda x: make_fx(softmax_1)(x)(x),
+    "make_fx, with out": lambda x: make_fx(with_out)(x)(x),
+    "make_fx, in place": lambda x: make_fx(in_place)(x)(x),
     "make_fx before dispatch": lambda x: make_fx(softmax_1, pre_dispatch=True)(x)(x),
     "a batch of autograd": lambda x: torch._vmap_internals._vmap(softmax_1)(x[None])[0],
     "torch.jit": lambda x: torch.jit.trace(softmax_1, (x,), check_trace=False)(x),
