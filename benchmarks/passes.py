@@ -289,7 +289,7 @@ def in_the_first_loop(accumulators: tuple[int, ...]) -> show.Table:
     Args:
         accumulators: a row of the table for each number of running pairs.
     """
-    x = online.as_columns(torch.empty(1056, 65536, device="meta"))
+    x = torch.empty(1056, 65536, device="meta")
     config = online.choose_config(1056, 65536, x.element_size())
     configs = [dataclasses.replace(config, accumulators=n) for n in accumulators]
     launches = [online.launch_for(x, x, each) for each in configs]
@@ -311,7 +311,7 @@ def room_in_l2(where: gpu.Gpu) -> float:
 
     All of L2 is shared evenly by the rows in progress: one in each program that fits.
     """
-    x = online.as_columns(torch.empty(1056, 65536, device="meta"))
+    x = torch.empty(1056, 65536, device="meta")
     programs = occupancy.of(online.launch_for(x, x), where).blocks_per_sm
     return where.l2_bytes / (programs * where.sms * 4)
 
@@ -374,8 +374,7 @@ def two_launches(x: torch.Tensor) -> torch.Tensor:
     """
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
-        columns = online.as_columns(output), online.as_columns(x)
-        online.prepare(*columns, lambda launch: launch)(*columns)
+        online.prepare(output, x, lambda launch: launch)(output, x)
     return output
 
 
@@ -393,17 +392,16 @@ def in_parts(
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         config = config or online.Config(16, 64, 16, num_warps=1)
-        columns = online.as_columns(output), online.as_columns(x)
         n_blocks = triton.cdiv(x.shape[1], config.block_cols)
         part_blocks = triton.cdiv(n_blocks, min(n_parts, n_blocks))
         n_parts = triton.cdiv(n_blocks, part_blocks)  # none of them is empty
         dtype = torch.promote_types(x.dtype, torch.float32)
         pairs = torch.empty((2, len(x), n_parts), dtype=dtype, device=x.device)
         for step in (1, 2):
-            launch = online.launch_for(*columns, config, step)
+            launch = online.launch_for(output, x, config, step)
             grid, scalars = launch.grid[0], launch.scalars[:-1]
             launch = dataclasses.replace(
                 launch, grid=(grid, n_parts), scalars=(*scalars, part_blocks)
             )
-            launch(*columns, pairs)
+            launch(output, x, pairs)
     return output

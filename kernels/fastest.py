@@ -151,8 +151,7 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     n_rows, size = matrix.shape[0], x.element_size()
     stem = choose(n_rows, n_cols, dtype, vector, same_shift)
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
-        columns = online.as_columns(output), online.as_columns(matrix)
-        return online.prepare(*columns, CachedLaunch)
+        return online.prepare(output, matrix, CachedLaunch)
     if stem == "cooperative" and n_rows > cooperative.MAX_ROWS:
         rows = slice(n_rows // 2), slice(n_rows // 2, n_rows)
         halves = [(r, prepare(output[r], matrix[r], 1)) for r in rows]

@@ -219,21 +219,22 @@ def choose_parts(n_tiles: int, n_blocks: int) -> int:
 
 
 def as_columns(x: torch.Tensor) -> torch.Tensor:
-    """A matrix as the kernel takes it: (1, n_cols, n_rows), without a copy."""
-    return x.t()[None]
+    """A matrix as (1, n_cols, n_rows), without a copy. Others are as they should be."""
+    return x.t()[None] if x.ndim == 2 else x
 
 
 def launch_for(
     output: torch.Tensor, x: torch.Tensor, config: Config | None = None, step: int = 0
 ) -> Launch:
-    """The launch that writes the softmax of x along its middle dimension to output.
+    """The launch that writes the softmax of x's rows, or middle dimension, to output.
 
     Args:
-        output, x: (outer, n_cols, inner), of one shape, not empty, any strides; the
-            same tensor, or without shared memory. float64 is computed in float64.
+        output, x: matrices, or (outer, n_cols, inner); of one shape, not empty, of any
+            strides; the same tensor, or without shared memory. May be float64.
         config: None lets `choose_config` choose. Nothing is checked.
         step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
+    output, x = as_columns(output), as_columns(x)
     n_rows, n_cols, n_inner = x.shape[0] * x.shape[2], x.shape[1], x.shape[2]
     sides = [(view.stride(1), view.stride(2)) for view in (x, output)]
     adjacent = n_inner > 1 and any(c != 1 and inner == 1 for c, inner in sides)
@@ -260,6 +261,7 @@ def prepare(
 
     `keep` makes of a launch what is called, such as a `CachedLaunch`.
     """
+    output, x = as_columns(output), as_columns(x)
     launches = [launch_for(output, x, step=step) for step in (1, 2)]
     n_parts, dtype = launches[0].grid[1], launches[0].pointers[2].dtype
     if n_parts == 1:
@@ -283,6 +285,5 @@ def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
-        columns = as_columns(output), as_columns(x)
-        launch_for(*columns, config)(*columns)
+        launch_for(output, x, config)(output, x)
     return output

@@ -110,10 +110,13 @@ def test_a_matrix_is_taken_as_columns_without_a_copy():
     x = matrix(3, 50)
     columns = online.as_columns(x)
     assert columns.shape == (1, 50, 3) and columns.data_ptr() == x.data_ptr()
-    y = like(x)
-    outputs = online.as_columns(y)
-    online.launch_for(outputs, columns)(outputs, columns)
+    y, z = like(x), like(x)
+    launch = online.launch_for(y, x)
+    assert launch == online.launch_for(online.as_columns(y), columns)
+    launch(y, x)
     assert_right(y, x)
+    launch(online.as_columns(z), columns)  # a kernel is passed addresses, not shapes
+    assert_right(z, x)
 
 
 def test_an_empty_matrix_stays_empty():
@@ -165,8 +168,7 @@ def in_parts(n_parts: int, config: Config = NARROW) -> Callable:
     def softmax(x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         if x.numel():
-            columns = online.as_columns(y), online.as_columns(x)
-            sharing(*columns, n_parts, config)(*columns)
+            sharing(y, x, n_parts, config)(y, x)
         return y
 
     return softmax
@@ -217,8 +219,7 @@ def test_parts_of_one_value(place, value):
 def test_the_output_may_be_the_input_of_parts():
     x = matrix(2, 300)
     wanted = in_parts(3)(x)
-    columns = online.as_columns(x)
-    sharing(columns, columns, 3)(columns, columns)
+    sharing(x, x, 3)(x, x)
     assert torch.equal(x, wanted)
 
 
@@ -250,8 +251,7 @@ def test_a_wrong_merge_of_parts_is_caught():
 def launches_of(*shape: int, dtype: torch.dtype = torch.float32) -> list[Launch]:
     """What `prepare` launches for a contiguous tensor of this shape."""
     x, found = torch.empty(shape, dtype=dtype, device="meta"), []
-    view = online.as_columns(x) if x.dim() == 2 else x
-    online.prepare(view, view, lambda launch: found.append(launch) or launch)
+    online.prepare(x, x, lambda launch: found.append(launch) or launch)
     return found
 
 
@@ -303,30 +303,30 @@ def test_long_rows_are_right_and_the_same_in_every_run(dtype, shape):
     x = torch.randn(shape, device=backend.DEVICE).to(dtype)
     if gpu.free_bytes() < 12 * 8 * x.numel():
         pytest.skip("needs memory for results in float64")
-    views = [online.as_columns(t) if t.dim() == 2 else t for t in (like(x), x)]
-    run = online.prepare(*views, CachedLaunch)
+    y = like(x)
+    run = online.prepare(y, x, CachedLaunch)
     assert not isinstance(run, CachedLaunch)  # two of them
-    run(*views)
-    first = views[0].clone()
-    assert_right(first, views[1], 1)
+    run(y, x)
+    first = y.clone()
+    assert_right(first, x, 1)
     streams, outputs = [torch.cuda.Stream() for _ in range(2)], []
     torch.cuda.synchronize()
     for _ in range(3):
         for stream in streams:
             with torch.cuda.stream(stream):
                 outputs.append(torch.full_like(first, 7))
-                run(outputs[-1], views[1])
+                run(outputs[-1], x)
     torch.cuda.synchronize()
-    assert all(torch.equal(y, first) for y in outputs)
+    assert all(torch.equal(output, first) for output in outputs)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run(*views)
-        run(outputs[0], views[1])
-    for y in (views[0], outputs[0]):
-        y.fill_(7)
+        run(y, x)
+        run(outputs[0], x)
+    for output in (y, outputs[0]):
+        output.fill_(7)
     for _ in range(3):
         graph.replay()
-    assert torch.equal(views[0], first) and torch.equal(outputs[0], first)
+    assert torch.equal(y, first) and torch.equal(outputs[0], first)
 
 
 # ---- sizes that only a GPU can hold --------------------------------------------------

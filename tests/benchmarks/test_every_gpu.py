@@ -96,7 +96,7 @@ def of_parts():
 
 
 def of_passes():
-    x = online.as_columns(meta_matrix(1056, 65536))
+    x = meta_matrix(1056, 65536)
     sizes = 65536, 1, 65536, 1, 65536
     config = online.choose_config(1, 65536, x.element_size())
     how = {"num_warps": config.num_warps}

@@ -86,8 +86,7 @@ def test_a_variant_differs_in_one_constant(name, changes, monkeypatch):
     monkeypatch.setattr(online, "launch_for", spy)
     x = matrix(3, 50)
     variants.ONLINE[name](x)
-    columns = online.as_columns(x)
-    wanted = dict(launch_for(columns, columns).constants)
+    wanted = dict(launch_for(x, x).constants)
     wanted |= {key.upper(): value for key, value in changes.items()}
     (launch,) = launched
     assert launch.constants == wanted
