@@ -32,6 +32,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,9 +99,16 @@ def call_apart(function: Callable, /, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle that also takes Triton's kernels, and tensors of a GPU."""
+    """cloudpickle that also takes Triton's kernels, and tensors of a GPU.
+
+    And a function's code keeps the name of its file, which cloudpickle drops from 3.1.3
+    on: Triton and tracebacks find the lines of a notebook's function by it.
+    """
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.CodeType):
+            make, values = self.dispatch_table[types.CodeType](obj)
+            return _rebuild_code, (make, values, obj.co_filename)
         if isinstance(obj, KernelInterface) and not isinstance(obj, type):
             return _reduce_kernel(obj)
         if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
@@ -108,6 +116,10 @@ class _Pickler(cloudpickle.Pickler):
             view = (storage, obj.storage_offset(), obj.size(), obj.stride())
             return torch.empty(0, dtype=obj.dtype).set_(*view).__reduce_ex__(5)
         return super().reducer_override(obj)
+
+
+def _rebuild_code(make: Callable, values: tuple, filename: str) -> types.CodeType:
+    return make(*values).replace(co_filename=filename)
 
 
 def _reduce_kernel(kernel: KernelInterface) -> tuple:

@@ -1,6 +1,7 @@
 """Calls into the other world and processes apart: what travels and what comes back."""
 
 import os
+import pickle
 import sys
 import tempfile
 import time
@@ -59,6 +60,16 @@ def test_notebook_kernel_travels_by_its_source(tmp_path):
     assert run.stdout.strip() == "('JITFunction', True, ['x_ptr', 'n', 'BLOCK'])", (
         run.stderr
     )
+
+
+def test_code_keeps_the_name_of_its_file():
+    notebook = {"__name__": "__main__"}
+    source = "def outer():\n    return lambda: 1"
+    exec(compile(source, "<ipython-input-7>", "exec"), notebook)
+    outer = pickle.loads(process.dumps(notebook["outer"]))
+    assert outer is not notebook["outer"]
+    assert outer.__code__.co_filename == "<ipython-input-7>"
+    assert outer().__code__.co_filename == "<ipython-input-7>"
 
 
 def test_tensor_keeps_its_strides():
