@@ -223,9 +223,19 @@ def site(tmp_path_factory):
 
 
 def without_the_course(site: Path | None = None) -> dict[str, str]:
-    """The environment of a process that does not find the course by PYTHONPATH."""
-    variables = {key: text for key, text in os.environ.items() if key != "PYTHONPATH"}
-    return variables | ({"PYTHONPATH": str(site)} if site else {})
+    """An environment whose PYTHONPATH names `site`, and all folders but the course's."""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = [folder for folder in path if folder and Path(folder).resolve() != ROOT]
+    path = [str(site), *path] if site else path
+    return os.environ | {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def test_packages_are_found_where_the_course_is_not(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}/packages")
+    assert without_the_course()["PYTHONPATH"] == "/packages"
+    assert without_the_course(Path("/site"))["PYTHONPATH"] == "/site:/packages"
+    monkeypatch.delenv("PYTHONPATH")
+    assert without_the_course()["PYTHONPATH"] == ""
 
 
 def opening(origin: str) -> str:
