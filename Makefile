@@ -86,13 +86,14 @@ COMMIT = $(or $(COURSE_COMMIT),$(shell git rev-parse --short HEAD 2>/dev/null ||
 BENCHMARKS = fastest.csv fastest_peers.csv flush.csv flush_dram.csv
 NEEDS_GPU = @$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
 	  { echo 'make $@ needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
+# A stream is flushed in pieces: the second nbconvert makes it one output again.
 record: $(call ready,record)
 	$(NEEDS_GPU)
 	folder=$$($(PY) -c 'from kernels.lab import record; print(record.folder())') && mkdir -p $$folder && \
 	  find $$folder -name '*.csv' $(BENCHMARKS:%=! -name '%') -delete
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) -m nbconvert --to notebook --execute --inplace \
-	  --ExecutePreprocessor.record_timing=False \
-	  --ExecutePreprocessor.coalesce_streams=True notebooks/*.ipynb
+	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+	$(PY) -m nbconvert --to notebook --inplace --coalesce-streams notebooks/*.ipynb
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) book/figures/ladder.py
 
 bench: $(call ready,bench)

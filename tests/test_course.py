@@ -3,6 +3,7 @@
 import ast
 import csv
 import functools
+import operator
 import re
 from pathlib import Path
 
@@ -295,6 +296,14 @@ def test_every_code_cell_was_executed_in_order_without_error(notebook):
     for cell in code(notebook):
         for output in cell.outputs:
             assert output.output_type != "error", output.get("evalue")
+
+
+def test_what_a_cell_prints_is_one_output(notebook):
+    for cell in code(notebook):
+        names = [
+            output.get("name", number) for number, output in enumerate(cell.outputs)
+        ]
+        assert not any(map(operator.eq, names, names[1:])), cell.source
 
 
 OPENED = "\n    import open_course\n"

@@ -223,7 +223,7 @@ def site(tmp_path_factory):
 
 
 def without_the_course(site: Path | None = None) -> dict[str, str]:
-    """An environment whose PYTHONPATH names `site`, and all folders but the course's."""
+    """An environment whose PYTHONPATH has `site`, and every folder but the course's."""
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = [folder for folder in path if folder and Path(folder).resolve() != ROOT]
     path = [str(site), *path] if site else path
