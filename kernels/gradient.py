@@ -234,7 +234,7 @@ def gradient_kernel(
     while task >= 0:
         rows = task // n_parts * ROWS + tl.arange(0, ROWS)
         part = task % n_parts
-        first = part * BLOCK_COLS
+        first = part.to(n_cols.dtype) * BLOCK_COLS  # 64 bits where n_cols needs them
         is_row = rows < n_rows
         start = rows.to(tl.int64) * n_cols
         if EDGES:

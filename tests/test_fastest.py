@@ -4,6 +4,7 @@ import itertools
 import math
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -202,6 +203,34 @@ def test_bad_input_is_named(x, dim, error, words):
     if isinstance(x, torch.Tensor):
         with pytest.raises(error, match=words):
             fastest.softmax(x, dim, out=torch.empty(x.shape, dtype=x.dtype))
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (tensor(2, 3).to_sparse(), r"got torch\.sparse_coo"),
+        (tensor(2, 3).to_sparse_csr(), r"got torch\.sparse_csr"),
+        (torch.nested.nested_tensor([tensor(3), tensor(2)]), "got a nested tensor"),
+    ],
+)
+def test_an_out_that_is_not_strided_is_named(out, words):
+    with pytest.raises(
+        ValueError, match=rf"out must be strided, {words}; .*empty_like"
+    ):
+        fastest.softmax(tensor(2, 3), 1, out=out)
+
+
+def test_quantized_values_are_named_with_a_dtype_too():
+    x = torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8)
+    for dtype in (None, torch.float32):
+        with pytest.raises(TypeError, match=r"got torch\.qint8; x\.dequantize\(\)"):
+            fastest.softmax(x, 1, dtype=dtype)
+
+
+@pytest.mark.parametrize("dim", [np.int64(0), torch.tensor(0)], ids=["numpy", "torch"])
+def test_integers_of_other_kinds_are_dims(dim):
+    x = tensor(3, 5)
+    assert_right(fastest.softmax(x, dim), x, 0)
 
 
 # ---- another dtype -------------------------------------------------------------------

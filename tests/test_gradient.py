@@ -11,12 +11,13 @@ import triton.language as tl
 import kernels
 from kernels import cooperative, gradient, unaligned
 from kernels.gradient import Config, softmax_backward
-from kernels.lab import backend, gpu, meter
+from kernels.lab import backend, compile, gpu, meter
 from kernels.lab import launch as launch_module
 from tests.helpers import (
     assert_is_gradient,
     fewer,
     matrix,
+    meta_matrix,
     patched,
 )
 
@@ -154,6 +155,18 @@ def test_beyond_32_bit_offsets():
     g[-1, -1] = 5
     x = softmax_backward(g, y)
     assert_is_gradient(x[-2:], g[-2:], y[-2:])
+
+
+def test_columns_beyond_32_bits():
+    """A part's first column is counted in 64 bits where n_cols needs as many."""
+    for n_cols, in_32_bits in ((2**31 + 4096, 0), (2**20, 1)):
+        x = meta_matrix(1, n_cols, HALF)
+        for launch in gradient.steps_for(x, x, x) or (gradient.launch_for(x, x, x),):
+            block = launch.constants["BLOCK_COLS"]
+            made = compile.aot(launch)
+            assert made.count(rf"muli .*%c{block}_i32 : i32", "ttir") == in_32_bits
+            if not in_32_bits:
+                assert made.count(rf"muli .*%c{block}\w* : i64", "ttir") == 1
 
 
 def test_agrees_with_pytorch():

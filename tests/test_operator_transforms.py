@@ -5,9 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from kernels import fastest
+from kernels.lab import backend
 from tests.helpers import assert_right, tensor
 
 
@@ -124,6 +126,28 @@ def test_dual_tensors_keep_their_tangents():
         with pytest.raises(RuntimeError, match="x has a tangent"):
             fastest.softmax(dual, out=torch.empty_like(x))
         assert_right(fastest.softmax(x, out=torch.empty_like(x)), x)
+
+
+@pytest.fixture
+def cuda_autocast():
+    """As `torch.autocast("cuda")`, which does nothing without a GPU."""
+    torch.set_autocast_enabled("cuda", True)
+    yield
+    torch.set_autocast_enabled("cuda", False)
+
+
+@pytest.mark.usefixtures("cuda_autocast")
+def test_the_dtype_stays_under_autocast(monkeypatch):
+    """CUDA's autocast widens `torch.softmax`, a CPU's does not: tensors are fakes."""
+    monkeypatch.setattr(backend, "DEVICE", "cuda")
+    with FakeTensorMode():
+        x = torch.empty(3, 8, dtype=torch.float16, device="cuda")
+        assert torch.softmax(x, 1).dtype == torch.float32
+        dtypes = [fastest.softmax(x).dtype, torch.vmap(fastest.softmax)(x).dtype]
+        dtypes.append(torch.func.jvp(fastest.softmax, (x,), (x,))[0].dtype)
+        with forward_ad.dual_level():
+            dtypes.append(fastest.softmax(x).dtype)
+    assert set(dtypes) == {torch.float16}
 
 
 def test_derivatives_of_every_kind_are_those_of_differences():

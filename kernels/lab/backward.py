@@ -120,7 +120,7 @@ class Backward:
             launch = self.launches[key] = self._prepare(y, dim, dtype)
         if launch is None:
             return self._by_reference(gradient, y, dim, dtype).contiguous()
-        gradient, y = _aligned(gradient), _aligned(y)
+        gradient, y = _aligned(gradient, "gradient"), _aligned(y, "y")
         output = torch.empty(y.shape, dtype=dtype or y.dtype, device=y.device)
         launch(output, gradient, y)
         return output
@@ -198,13 +198,18 @@ def _is_plain(*tensors: object) -> bool:
     """Whether a kernel may take the tensors by their addresses, unrecorded."""
     return (
         is_plain(*tensors)
-        and all(t.layout is torch.strided for t in tensors)
+        and all(t.layout is torch.strided and not t.is_nested for t in tensors)
         and not (any(t.requires_grad for t in tensors) and records())
     )
 
 
-def _aligned(x: torch.Tensor) -> torch.Tensor:
+def _aligned(x: torch.Tensor, name: str) -> torch.Tensor:
     """x, or a copy of it, contiguous and at a multiple of 16 bytes."""
+    if not x.data_ptr():
+        raise ValueError(
+            f"{name} must have memory, got a tensor of shape {tuple(x.shape)} whose "
+            "values lie at no address"
+        )
     x = x.contiguous()
     return x.clone() if x.data_ptr() & 15 else x
 
@@ -231,10 +236,11 @@ def validate(
                 f"{name} must be float32, float16, bfloat16 or float64, got "
                 f"{tensor.dtype}; convert it with {name}.float()"
             )
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided or tensor.is_nested:
+            layout = "a nested tensor" if tensor.is_nested else tensor.layout
+            to = "to_padded_tensor(0)" if tensor.is_nested else "to_dense()"
             raise ValueError(
-                f"{name} must be strided, got {tensor.layout}; {name}.to_dense() would "
-                "do"
+                f"{name} must be strided, got {layout}; {name}.{to} would do"
             )
         if tensor.device.type != backend.DEVICE:
             raise ValueError(description.elsewhere(tensor, name))

@@ -206,7 +206,7 @@ def repeat(
     """
     x, dim, dtype, given = call
     tensors = (x,) if given is None or given is x else (x, y)
-    requires_grad = any(tensor.requires_grad for tensor in tensors)
+    requires_grad = x.requires_grad and not x.is_inference()
     try:
         guards, current_device = torch._C._dynamo.guards, torch._C._cuda_getDevice
         is_like = guards.TensorGuards(
@@ -221,7 +221,8 @@ def repeat(
         is_elsewhere
         or not is_like(*tensors)
         or not _allocates(empty, x.device, y.dtype)
-        or (requires_grad and given is not None)
+        or (given is not None and (x.requires_grad or y.requires_grad))
+        or (given is not None and y.is_inference())  # outside, none is written to
     ):
         return None
     x_place = x.data_ptr() & 15
@@ -235,7 +236,7 @@ def repeat(
     def again(x: Any, its_dim: Any, its_dtype: Any, out: Any) -> torch.Tensor | None:
         if (
             out is None
-            and its_dim is dim
+            and (its_dim is dim or (type(its_dim) is int and its_dim == dim))
             and its_dtype is dtype
             and is_like(x)
             and not n_modes()
@@ -254,7 +255,7 @@ def repeat(
     ) -> torch.Tensor | None:
         if (
             out is x
-            and its_dim is dim
+            and (its_dim is dim or (type(its_dim) is int and its_dim == dim))
             and its_dtype is dtype
             and is_like(x)
             and not n_modes()
@@ -277,7 +278,7 @@ def repeat(
     ) -> torch.Tensor | None:
         if (
             out is not None
-            and its_dim is dim
+            and (its_dim is dim or (type(its_dim) is int and its_dim == dim))
             and its_dtype is dtype
             and is_like(x, out)
             and not n_modes()
@@ -285,7 +286,8 @@ def repeat(
             and current_device() == device
             and (first := x.data_ptr())
             and first & 15 == x_place
-            and (target := out.data_ptr()) & 15 == y_place
+            and (target := out.data_ptr())
+            and target & 15 == y_place
             and (target + y_size <= first or first + x_size <= target)
         ):
             launch_at(target, first)

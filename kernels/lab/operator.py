@@ -94,7 +94,8 @@ def validate(
         raise TypeError(
             f"dtype must be float32, float16, bfloat16, float64 or None, got {dtype!r}"
         )
-    if x.dtype not in DTYPES and (dtype is None or x.dtype.is_complex):
+    convertible = dtype is not None and not (x.dtype.is_complex or x.is_quantized)
+    if x.dtype not in DTYPES and not convertible:
         advice = "x.dequantize() would do" if x.is_quantized else "x.float() would do"
         advice = "x.real or x.abs() would do" if x.dtype.is_complex else advice
         raise TypeError(
@@ -139,6 +140,9 @@ def validate_out(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None) 
         wanted = f"{x.dtype} as x is" if dtype is None else f"{dtype} as dtype says"
         raise TypeError(f"out must be {wanted}, got {out.dtype}")
     new = f"torch.empty_like(x{f', dtype={dtype}' if dtype else ''}) would do"
+    if out.layout != torch.strided or out.is_nested:
+        layout = "a nested tensor" if out.is_nested else out.layout
+        raise ValueError(f"out must be strided, got {layout}; {new}")
     if out.shape != x.shape or out.device != x.device:
         raise ValueError(
             f"out must be like x, {tuple(x.shape)} on {str(x.device)!r}, got "
@@ -275,18 +279,31 @@ def call(
     """
     if out is None and type(dim) is int and is_plain(x):
         there = rules()
-        if x.requires_grad and records():
+        if x.requires_grad and records() and not x.is_inference():
             return there.apply(there.run_and_note, x, dim, dtype)
         return there.run_and_note(x, dim, dtype)
     if out is None and (stands_for_an_argument(x) or stands_for_an_argument(dim)):
         return operator(x, dim, dtype)
-    dim = int(dim) if isinstance(dim, torch.SymInt) else dim
+    if not isinstance(dim, int) and hasattr(dim, "__index__"):
+        dim = dim.__index__()  # of NumPy, a tensor's, or traced
     validate(x, dim, dtype)
+    if not is_dynamo_compiling():
+        _know_shards(operator)  # inference mode never reaches `Rules.autograd`
     if out is None:
         return operator(x, dim, dtype)
     validate_out(out, x, dtype)
     if not (is_plain(x, out) and can_write(out, x)):
         return out.copy_(operator(x, dim, dtype))
+    if not out.data_ptr():
+        raise ValueError(
+            f"out must have memory, got a tensor of shape {tuple(out.shape)} whose "
+            "values lie at no address"
+        )
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "out must be an ordinary tensor outside of torch.inference_mode(), got one "
+            "that was made inside; out.clone() would do"
+        )
     rules().run_and_note(x, dim, dtype, out)
     torch.autograd.graph.increment_version(out)
     return out
@@ -407,11 +424,10 @@ class Rules:
             keyset: the levels that the dispatcher has reached.
             x, dim, dtype: the operator's arguments.
         """
-        if "torch.distributed.tensor" in sys.modules:  # otherwise x is no DTensor
-            _register_sharding(self.operator)
+        _know_shards(self.operator)
         transformed = torch._C._are_functorch_transforms_active()
         if transformed or forward_ad._current_level >= 0:
-            return self.reference(x, dim, dtype=dtype)
+            return self.reference(x, dim, dtype=dtype or x.dtype)  # see autocast
         below = functools.partial(self._below_autograd, keyset)
         if x.requires_grad and torch.is_grad_enabled():
             return self.apply(below, x, dim, dtype)
@@ -468,6 +484,12 @@ def _differentiable(backward: Callable[..., torch.Tensor]) -> type:
             return None, backward(gradient, y, ctx.dim, ctx.dtype), None, None
 
     return Differentiable
+
+
+def _know_shards(operator: torch._ops.OpOverload) -> None:
+    """Registers an operator's shards where there may be DTensors."""
+    if "torch.distributed.tensor" in sys.modules:
+        _register_sharding(operator)
 
 
 @functools.cache

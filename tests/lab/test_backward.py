@@ -172,12 +172,12 @@ def _refused(*tensors):
 
 def test_what_is_aligned_and_contiguous_is_not_copied():
     x = matrix(4, 8)
-    assert backward._aligned(x) is x
+    assert backward._aligned(x, "y") is x
     for view in (x[:, :7], x.t(), x.flatten()[1:9], x[:1].expand(4, -1)):
-        copy = backward._aligned(view)
+        copy = backward._aligned(view, "y")
         assert copy.is_contiguous() and copy.data_ptr() % 16 == 0
         assert torch.equal(copy, view)
-    assert backward._aligned(x[1:]).data_ptr() == x[1:].data_ptr()
+    assert backward._aligned(x[1:], "y").data_ptr() == x[1:].data_ptr()
 
 
 @pytest.mark.gpu
@@ -215,6 +215,7 @@ def test_is_captured_by_a_graph(n_cols):
 # ---- errors --------------------------------------------------------------------------
 
 _, Y = inputs()
+NESTED = torch.nested.nested_tensor([Y[0], Y[1, :5]])
 
 
 @pytest.mark.parametrize(
@@ -228,6 +229,7 @@ _, Y = inputs()
         ((Y[:2], Y), ValueError, r"gradient must be like y, \(3, 33\) on .*\(2, 33\)"),
         ((Y.to("meta"), Y), ValueError, "gradient must be on .*'meta'; .*randn_like"),
         ((Y, Y.to_sparse()), ValueError, "y must be strided"),
+        ((NESTED, Y), ValueError, "gradient must be strided, got a nested.*to_padded_"),
         ((Y, Y, 2), IndexError, "dim must be from -2 to 1 for shape .*got 2"),
         ((Y, Y, 1.0), TypeError, "dim must be an int, got 1.0"),
         ((Y, Y, True), TypeError, "dim must be an int, got True"),
@@ -239,6 +241,16 @@ def test_errors_name_the_argument(arguments, error, words):
     softmax_backward(Y, Y, 1)  # a call that was right must not hide it
     with pytest.raises(error, match=words):
         softmax_backward(*arguments)
+
+
+@pytest.mark.parametrize("name", ["gradient", "y"])
+def test_memory_that_is_gone_is_named(name):
+    """Some trainers free what a later pass is to bring back."""
+    tensors = {"gradient": Y.clone(), "y": Y.clone()}
+    softmax_backward(*tensors.values(), 1)
+    tensors[name].untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=rf"{name} must have memory.*\(3, 33\)"):
+        softmax_backward(*tensors.values(), 1)
 
 
 def test_what_is_right_raises_nothing():

@@ -352,6 +352,44 @@ def test_memory_that_is_gone_is_named(calls):
         fastest.softmax(x, 1)
 
 
+def test_an_out_whose_memory_is_gone_is_named(calls):
+    x, out = known_calls(calls), matrix(3, 8)
+    out.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"out must have memory.*\(3, 8\)"):
+        fastest.softmax(x, 1, out=out)
+    new = matrix(5, 8)
+    gone = torch.empty_like(new)
+    gone.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="out must have memory"):  # the first call
+        fastest.softmax(new, 1, out=gone)
+
+
+def test_dims_that_python_makes_anew_are_repeated(calls):
+    """Python keeps one object for each of the integers from -5 to 256 only."""
+    x, dim = matrix(3, 8).view(1, 1, 1, 1, 3, 8), int("-6")
+    for _ in range(3):
+        is_repeated(calls, x, dim)
+    assert is_repeated(calls, x, int("-6"))
+    assert not is_repeated(calls, x, int("-5"))
+
+
+def test_nothing_is_recorded_of_an_inference_tensor(calls):
+    with torch.inference_mode():
+        x = matrix(3, 8).requires_grad_()
+    for _ in range(3):
+        assert not fastest.softmax(x, 1).requires_grad
+
+
+def test_an_out_of_inference_mode_is_not_written_to_outside(calls):
+    x = matrix(3, 8)
+    with torch.inference_mode():
+        out = torch.empty_like(x)
+        for _ in range(3):
+            fastest.softmax(x, 1, out=out)
+    with pytest.raises(RuntimeError, match=r"made inside; out\.clone\(\) would do"):
+        fastest.softmax(x, 1, out=out)
+
+
 def test_another_device_than_the_current_one_is_not_repeated(calls, monkeypatch):
     current = [-1]
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0])
