@@ -9,12 +9,15 @@ Most of a short kernel's time goes into what the interpreter knows or throws awa
   is no overflow. It then drops the assertion, as it drops every device assertion.
 - For each result, it makes the objects that say its type and its shape.
 
+Its launches also change what all threads see. So here, threads launch in turn.
+
 `kernels.lab.backend` imports this where kernels are interpreted. Weighed: to wait for
 a release of Triton. 3.6 to 3.9 all do so. What a Triton does not have is left alone.
 """
 
 import dataclasses
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
@@ -113,7 +116,20 @@ def if_shapes_differ(broadcast: Callable[..., tuple]) -> Callable:
     return broadcast_impl_value
 
 
+def one_at_a_time(launch: Callable[..., None]) -> Callable:
+    """Returns `GridExecutor.__call__`, in which a thread waits for the others."""
+    turn = threading.RLock()
+
+    @functools.wraps(launch)
+    def in_turn(*args: Any, **kwargs: Any) -> None:
+        with turn:
+            launch(*args, **kwargs)
+
+    return in_turn
+
+
 for owner, name, change in (
+    (interpreter.GridExecutor, "__call__", one_at_a_time),
     (interpreter, "_patch_lang", only_where_needed),
     (interpreter, "_get_np_dtype", once_a_type),
     (tl.tensor, "__init__", with_known_shape),

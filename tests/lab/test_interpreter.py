@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from triton.runtime import interpreter as tritons
 from kernels.lab import interpreter
 
 CHANGED = [
+    (tritons.GridExecutor, "__call__"),
     (tritons, "_patch_lang"),
     (tritons, "_get_np_dtype"),
     (tl.tensor, "__init__"),
@@ -224,6 +226,14 @@ def test_blocks_of_one_shape_are_not_broadcast(monkeypatch):
     assert len(asked) == 4
     with pytest.raises(ValueError, match="incompatible dimensions"):
         semantic.broadcast_impl_value(block([8, 4]), right)
+
+
+def test_threads_launch_in_turn():
+    """Triton's own interpreter takes functions away that another thread is using."""
+    x = matrix(4, 33)
+    with ThreadPoolExecutor(4) as pool:
+        for y in pool.map(lambda _: program.softmax(x), range(100)):
+            assert_right(y, x)
 
 
 def test_a_launch_leaves_the_language_as_it_was():
