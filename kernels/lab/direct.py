@@ -202,7 +202,7 @@ def repeat(
         what the call did and returns the output. Otherwise it does nothing and returns
         None. Instead of the function, None where this PyTorch lacks a part of it, where
         x's device is not current, and where out is given and a tensor requires a
-        gradient.
+        gradient or out is an inference tensor, which only its mode may write to.
     """
     x, dim, dtype, given = call
     tensors = (x,) if given is None or given is x else (x, y)
@@ -222,7 +222,7 @@ def repeat(
         or not is_like(*tensors)
         or not _allocates(empty, x.device, y.dtype)
         or (given is not None and (x.requires_grad or y.requires_grad))
-        or (given is not None and y.is_inference())  # outside, none is written to
+        or (given is not None and y.is_inference())
     ):
         return None
     x_place = x.data_ptr() & 15

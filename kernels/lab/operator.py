@@ -427,7 +427,8 @@ class Rules:
         _know_shards(self.operator)
         transformed = torch._C._are_functorch_transforms_active()
         if transformed or forward_ad._current_level >= 0:
-            return self.reference(x, dim, dtype=dtype or x.dtype)  # see autocast
+            # Without a dtype, `torch.autocast` would widen the result.
+            return self.reference(x, dim, dtype=dtype or x.dtype)
         below = functools.partial(self._below_autograd, keyset)
         if x.requires_grad and torch.is_grad_enabled():
             return self.apply(below, x, dim, dtype)

@@ -378,6 +378,8 @@ def test_nothing_is_recorded_of_an_inference_tensor(calls):
         x = matrix(3, 8).requires_grad_()
     for _ in range(3):
         assert not fastest.softmax(x, 1).requires_grad
+    for _ in range(3):
+        assert fastest.softmax(matrix(3, 8).requires_grad_(), 1).requires_grad
 
 
 def test_an_out_of_inference_mode_is_not_written_to_outside(calls):
