@@ -21,6 +21,7 @@ Triton-Puzzles compares one input, in the notebook's own process.
 import functools
 import linecache
 import math
+import reprlib
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -340,7 +341,13 @@ def guess(
     if not right:
         return _verdict(None, "Nothing was found that a guess can be compared with.")
     if not factors:
-        return _verdict(None, "No guess yet: write down a number for each.")
+        odd = [guesses[key] for key in right if guesses.get(key) not in (None, ...)]
+        what = (
+            f"{reprlib.repr(odd[0])} is not a number"
+            if odd
+            else "write down a number for each"
+        )
+        return _verdict(None, f"No guess yet: {what}.")
     near = sum(factor <= within for factor in factors.values())
     how = "right" if within == 1 else f"within a factor of {within:g}"
     worst = max(factors, key=factors.__getitem__)
@@ -361,17 +368,21 @@ def guess(
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and math.isfinite(value)
+    try:
+        return isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _factor(a: float, b: float) -> float:
     """By which factor the larger one is larger; infinite if one of them is 0."""
-    if a == b:
+    if math.isclose(a, b):
         return 1.0
     return max(a / b, b / a) if a > 0 and b > 0 else math.inf
 
 
 def _short(number: float) -> str:
+    number = float(number)  # a fraction knows no such format before Python 3.12
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 

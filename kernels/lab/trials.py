@@ -432,8 +432,14 @@ def of_formula(
             continue
         key = wrong[0]
         named = isinstance(key, str) and key
+        if found[key] is None:
+            what = f", for {key}, None" if named else " None"
+            return Outcome(f"{call} returns{what}. Is its `return` missing?")
         should = f"should return, for {key}," if named else "should be"
-        said = f"{call} {should} {shown(right[key])}, not {shown(found[key])}."
+        answers = shown(right[key]), shown(found[key])
+        if answers[0] == answers[1]:  # "3" is not 3, and six digits may hide the rest
+            answers = repr(right[key]), repr(found[key])
+        said = f"{call} {should} {answers[0]}, not {answers[1]}."
         said = f"Value {key} of {said}" if isinstance(key, int) else said
         for sentence, wrongly in mistakes.items():
             if alike(found[key], parts_of(wrongly(*args)).get(key), within):
@@ -460,11 +466,18 @@ def parts_of(answer: Any) -> dict[Any, Any]:
     """An answer's parts by their names or places; "" is the name of a single one."""
     if hasattr(answer, "to_dict"):  # a Series
         answer = answer.to_dict()
+    answer = _of_python(answer)
     if isinstance(answer, Mapping):
-        return dict(answer)
+        return {name: _of_python(part) for name, part in answer.items()}
     if isinstance(answer, list | tuple):
-        return dict(enumerate(answer))
+        return dict(enumerate(map(_of_python, answer)))
     return {"": answer}
+
+
+def _of_python(answer: Any) -> Any:
+    """NumPy's and PyTorch's numbers and lists of numbers as Python's."""
+    few = getattr(answer, "ndim", 2) < 2 and hasattr(answer, "tolist")
+    return answer.tolist() if few else answer
 
 
 def alike(a: Any, b: Any, within: float = 0.0) -> bool:

@@ -5,6 +5,7 @@
 """
 
 import ast
+import dis
 import functools
 import inspect
 import textwrap
@@ -66,8 +67,15 @@ def named(thing: Any, seen: set | None = None) -> Iterator[types.FunctionType]:
         return
     seen.add(function)
     yield function
-    scope = inspect.getclosurevars(function)
-    others = [*scope.globals.values(), *scope.nonlocals.values()]
+    # `inspect.getclosurevars` also takes the names of attributes: x.argmax is none.
+    names = [
+        step.argval
+        for step in dis.get_instructions(function)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    ]
+    scope = function.__globals__
+    others = [scope[name] for name in dict.fromkeys(names) if name in scope]
+    others += inspect.getclosurevars(function).nonlocals.values()
     others += [*getattr(thing, "args", ()), *getattr(thing, "keywords", {}).values()]
     for other in others:
         inner = _plain(other)
@@ -197,7 +205,7 @@ class Failure:
     @property
     def sentence(self) -> str:
         """What is wrong and the likely cause, in lines of up to 80 characters."""
-        name, got, expected = self.function, _number(self.got), _number(self.expected)
+        name, (got, expected) = self.function, told_apart(self.got, self.expected)
         layout = "" if self.layout == "contiguous" else f", {self.layout}"
         matrix = f"{sized(*self.shape)} matrix ({name_of(self.dtype)}{layout})"
         place = "its value" if self.col is None else f"column {self.col}"
@@ -302,5 +310,13 @@ def wrapped(sentence: str) -> str:
     return textwrap.fill(" ".join(sentence.split()), 80, break_long_words=False)
 
 
-def _number(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.5g}"
+def told_apart(got: float | str, expected: float | str) -> tuple[str, str]:
+    """Two numbers in as few digits, five or more, as show that they differ."""
+    for digits in range(5, 18):
+        texts = tuple(
+            value if isinstance(value, str) else f"{value:.{digits}g}"
+            for value in (got, expected)
+        )
+        if texts[0] != texts[1]:
+            break
+    return texts

@@ -236,6 +236,17 @@ def test_threads_launch_in_turn():
             assert_right(y, x)
 
 
+def test_an_autotuner_takes_its_first_configuration():
+    """Triton's own interpreter asks for a GPU's driver, to time the second one."""
+    blocks = [triton.Config({"BLOCK_COLS": block}) for block in (64, 128)]
+    tuned = triton.autotune(blocks, key=["n_cols"])(program.softmax_kernel)
+    x = matrix(4, 33)
+    y = torch.empty_like(x)
+    tuned[(4,)](y, x, 33)
+    assert_right(y, x)
+    assert tuned.best_config is blocks[0]
+
+
 def test_a_launch_leaves_the_language_as_it_was():
     program.softmax(matrix(2, 9))
     assert tl.core.is_builtin(tl.load) and tl.core.is_builtin(tl.tensor.__add__)

@@ -3,6 +3,7 @@
 The functions are a notebook's, which a process of its own runs.
 """
 
+import fractions
 import os
 import signal
 import sys
@@ -457,6 +458,26 @@ def test_what_is_no_function():
     assert said(judge.rows(..., reference)) == 'Not yet: the function is still "...".'
     with pytest.raises(TypeError, match="must be a function to judge, got int"):
         judge.rows(3, reference)
+
+
+@pytest.mark.parametrize(
+    ("guessed", "found", "right", "words"),
+    [
+        ("4", 4, None, "No guess yet: '4' is not a number."),
+        (..., 4, None, "No guess yet: write down a number for each."),
+        ({"a": "3", "b": ...}, {"a": 3, "b": 4}, None, "'3' is not a number"),
+        (10**400, 4, None, "is not"),
+        (fractions.Fraction(9, 2), 4, True, "Guessed 4.5, found 4, within"),
+        (torch.tensor(4.0), 4, True, "Guessed 4, found 4, within"),
+    ],
+)
+def test_guesses_of_every_kind(guessed, found, right, words):
+    verdict = judge.guess(guessed, found)
+    assert verdict.right is right and words in said(verdict)
+
+
+def test_a_guess_of_the_number_itself_is_right_however_it_is_rounded():
+    assert judge.guess(0.1 * 3, 0.3, within=1)
 
 
 def test_a_single_guess_keeps_its_unit():

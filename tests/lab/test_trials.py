@@ -3,6 +3,7 @@
 import functools
 import linecache
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -181,6 +182,35 @@ def test_a_formulas_values_are_numbered_or_named():
     assert said.startswith("Value 1 of <lambda>(3) should be 6, not 7.")
     said = tried({"all": 6}, {"all": 7}).failure
     assert said.startswith("<lambda>(3) should return, for all, 6, not 7.")
+    assert tried(3, 2.9999999).failure == "<lambda>(3) should be 3, not 2.9999999."
+    assert tried(3, "3").failure == "<lambda>(3) should be 3, not '3'."
+
+
+def test_a_formula_without_return_is_told_so():
+    """And no mistake that returns None, or nothing for a name, is blamed for it."""
+    blame = {"You forgot the alignment.": lambda n, dtype: None}
+    said = formula(lambda n, dtype: None, mistakes=blame).failure
+    assert said.endswith("returns None. Is its `return` missing?")
+
+
+@pytest.mark.parametrize(
+    "number",
+    [np.float64, np.float32, np.array, torch.tensor, lambda n: np.array([n])[0]],
+)
+def test_numbers_of_other_libraries_are_answers(number):
+    assert formula(lambda n, dtype: number(n * dtype.itemsize)).failure is None
+    assert trials.parts_of(number(3)) == {"": 3}
+
+
+def test_truths_and_lists_of_other_libraries_are_answers():
+    for truth in (np.bool_(True), torch.tensor(1) > 0, np.ones(3).all()):
+        assert trials.alike(trials.parts_of(truth)[""], True)
+    for both in (
+        torch.tensor([5, 6]),
+        np.array([5, 6]),
+        [np.int64(5), torch.tensor(6)],
+    ):
+        assert trials.parts_of(both) == {0: 5, 1: 6}
 
 
 # ---- bandwidth -----------------------------------------------------------------------

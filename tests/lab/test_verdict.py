@@ -68,6 +68,13 @@ def written_later(x):
     return x[..., None]
 
 
+def exp(x): ...
+
+
+def calls_a_method(x):
+    return x.exp() + torch.exp(x)  # neither is the function of this module
+
+
 def complete(x: tuple[int, ...]):
     return x[..., 0]  # nothing is missing here: ...
 
@@ -86,6 +93,7 @@ tuned_kernel = triton.autotune([triton.Config({"BLOCK": 16})], key=[])(stub_kern
         (lambda x: tuned_kernel[(1,)](x), ("stub_kernel", 3)),
         (stub_kernel, ("stub_kernel", 3)),
         (complete, None),
+        (calls_a_method, None),
         (row_softmax, None),
         (torch.softmax, None),
         (torch.nn.Softmax(dim=1), None),
@@ -174,6 +182,19 @@ def test_compilers_error_names_the_kernels_line(kernel, words):
     said = verdict.raised(raised.value, kernel)
     said = said.replace("16'), in", "16, in")  # as before Triton 3.9
     assert said.startswith("CompilationError: ") and words in said
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "texts"),
+    [
+        (1.5, 2.0, ("1.5", "2")),
+        (1.0000011, 1.0, ("1.000001", "1")),
+        (0.5, 0.5, ("0.5", "0.5")),
+        ("inf values", 1.0, ("inf values", "1")),
+    ],
+)
+def test_numbers_that_differ_look_different(got, expected, texts):
+    assert verdict.told_apart(got, expected) == texts
 
 
 def test_exception_without_words():
