@@ -128,6 +128,11 @@ def raised(error: Exception, function: Any) -> str:
         said += f", in the line `{line}`"
     if words == "object of type 'int' has no len()" and _by_triton(cause):
         said += ". The grid is a tuple: `kernel[(n,)](…)`"
+    if "get_bf16" in words:
+        said += (
+            ". Before Triton 3.9, its interpreter lacks numbers in bfloat16. Convert "
+        )
+        said += "what you load: `.to(tl.float32)`"
     return said
 
 

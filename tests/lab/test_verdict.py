@@ -7,7 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import check, compile, verdict
+from kernels.lab import backend, check, compile, verdict
+from tests.helpers import TRITON
 from tests.lab.test_check import refuses_long_rows, row_softmax
 
 
@@ -150,6 +151,26 @@ def launches(kernel, *arguments, **constants):
 )
 def test_exception_becomes_a_sentence(function, words, capsys):
     assert words in said(function, capsys, max_cols=2000)
+
+
+@triton.jit
+def filled_kernel(output_ptr, input_ptr, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    x = tl.load(input_ptr + cols)
+    tl.store(output_ptr + cols, tl.where(cols < 2, x, -float("inf")))
+
+
+@pytest.mark.skipif(not backend.INTERPRETED, reason="is about the interpreter")
+def test_numbers_that_the_interpreter_lacks_are_explained():
+    x = torch.zeros(4, dtype=torch.bfloat16)
+    try:
+        filled_kernel[(1,)](x.clone(), x, BLOCK=4)
+    except Exception as error:
+        words = verdict.raised(error, filled_kernel)
+        assert "interpreter lacks numbers in bfloat16" in words
+        assert words.endswith("`.to(tl.float32)`")
+    else:
+        assert TRITON >= (3, 9)
 
 
 @triton.jit
