@@ -14,7 +14,6 @@ row from there, computes its softmax alone, and writes it back. So the threads o
 exchange nothing, and no row has edges.
 
 Triton has no operation for an address in shared memory. Three helpers say it in PTX.
-`tl.gather` does without, and was slower than `kernels.unaligned` when it was tried.
 """
 
 import argparse
@@ -126,7 +125,8 @@ def staged_kernel(
     store_shared(shared + SIZE * last, ends.to(INTEGER, bitcast=True), is_last)
     tl.debug_barrier()  # other threads have loaded this thread's row
 
-    # Columns along the first axis: so a thread has all columns of its row.
+    # With columns along the first axis, Triton 3.7 gives each thread a row. (3.9 does
+    # not; the values are right wherever they are.)
     row = shared + tl.arange(0, ROWS)[None, :] * n_cols * SIZE
     at = row + tl.arange(0, COLS)[:, None] * SIZE
     there = tl.full((COLS, ROWS), True, tl.int1)

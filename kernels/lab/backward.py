@@ -30,7 +30,7 @@ from torch.autograd import forward_ad
 from kernels.lab import backend, description
 from kernels.lab.direct import CachedLaunch, records
 from kernels.lab.launch import Launch
-from kernels.lab.operator import is_plain
+from kernels.lab.operator import is_plain, no_memory
 
 DTYPES = (*backend.DTYPES, torch.float64)
 TRACED = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor)
@@ -206,10 +206,7 @@ def _is_plain(*tensors: object) -> bool:
 def _aligned(x: torch.Tensor, name: str) -> torch.Tensor:
     """x, or a copy of it, contiguous and at a multiple of 16 bytes."""
     if not x.data_ptr():
-        raise ValueError(
-            f"{name} must have memory, got a tensor of shape {tuple(x.shape)} whose "
-            "values lie at no address"
-        )
+        raise no_memory(name, x)
     x = x.contiguous()
     return x.clone() if x.data_ptr() & 15 else x
 

@@ -9,8 +9,9 @@ Most of a short kernel's time goes into what the interpreter knows or throws awa
   is no overflow. It then drops the assertion, as it drops every device assertion.
 - For each result, it makes the objects that say its type and its shape.
 
-Its launches also change what all threads see. So here, threads launch in turn. And an
-autotuner fails, as there is nothing to be timed. Here it takes its first configuration.
+A launch also replaces functions that other threads are using: here, threads launch in
+turn. An autotuner fails, because nothing can be timed: here, it takes its first
+configuration.
 
 `kernels.lab.backend` imports this where kernels are interpreted. Weighed: to wait for
 a release of Triton. 3.6 to 3.9 all do so. What a Triton does not have is left alone.

@@ -116,10 +116,15 @@ def validate(
             f"got {dim}"
         )
     if address == 0 and x.numel():
-        raise ValueError(
-            f"x must have memory, got a {type(x).__name__} of shape {tuple(x.shape)} "
-            "whose values lie at no address"
-        )
+        raise no_memory("x", x)
+
+
+def no_memory(name: str, x: torch.Tensor) -> ValueError:
+    """The error for a tensor of values without memory, such as that of a subclass."""
+    return ValueError(
+        f"{name} must have memory, got a {type(x).__name__} of shape {tuple(x.shape)} "
+        "whose values lie at no address"
+    )
 
 
 def validate_out(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None) -> None:
@@ -295,10 +300,7 @@ def call(
     if not (is_plain(x, out) and can_write(out, x)):
         return out.copy_(operator(x, dim, dtype))
     if not out.data_ptr():
-        raise ValueError(
-            f"out must have memory, got a tensor of shape {tuple(out.shape)} whose "
-            "values lie at no address"
-        )
+        raise no_memory("out", out)
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             "out must be an ordinary tensor outside of torch.inference_mode(), got one "

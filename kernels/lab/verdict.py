@@ -67,11 +67,11 @@ def named(thing: Any, seen: set | None = None) -> Iterator[types.FunctionType]:
         return
     seen.add(function)
     yield function
-    # `inspect.getclosurevars` also takes the names of attributes: x.argmax is none.
+    # `inspect.getclosurevars` also takes the names of attributes: those of x.argmax.
     names = [
         step.argval
         for step in dis.get_instructions(function)
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        if step.opname == "LOAD_GLOBAL"
     ]
     scope = function.__globals__
     others = [scope[name] for name in dict.fromkeys(names) if name in scope]
@@ -129,10 +129,8 @@ def raised(error: Exception, function: Any) -> str:
     if words == "object of type 'int' has no len()" and _by_triton(cause):
         said += ". The grid is a tuple: `kernel[(n,)](…)`"
     if "get_bf16" in words:
-        said += (
-            ". Before Triton 3.9, its interpreter lacks numbers in bfloat16. Convert "
-        )
-        said += "what you load: `.to(tl.float32)`"
+        said += ". Before 3.9, Triton's interpreter lacks numbers in bfloat16. "
+        said += "Convert what you load: `.to(tl.float32)`"
     return said
 
 

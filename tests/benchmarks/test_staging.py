@@ -8,7 +8,7 @@ import triton.language as tl
 from benchmarks import edges, staging
 from kernels import unaligned
 from kernels.lab import backend, compile
-from tests.helpers import assert_right, matrix, meta_matrix
+from tests.helpers import TRITON, assert_right, matrix, meta_matrix
 
 
 class SharedMemory:
@@ -113,6 +113,14 @@ def test_instructions_fit_the_time_of_the_copy(n_cols):
     staged = instructions(staging.launch_for(x, x), n_cols)
     assert staged < 0.75 * edges.budget(x.element_size())
     assert staged < instructions(unaligned.launch_for(x, x), n_cols)
+
+
+@pytest.mark.skipif(TRITON != (3, 7), reason="says what Triton 3.7 makes of it")
+def test_the_threads_of_a_row_exchange_nothing():
+    x = meta_matrix(4096, 33, torch.bfloat16)
+    made = compile.aot(staging.launch_for(x, x))
+    assert made.count(r"shfl\.") == 0
+    assert made.count(r"bar\.sync") == 2  # after loading, and before storing
 
 
 def test_matrices_that_are_refused():

@@ -193,6 +193,13 @@ def test_a_formula_without_return_is_told_so():
     assert said.endswith("returns None. Is its `return` missing?")
 
 
+def test_a_part_that_is_none_is_no_mistake_of_a_known_kind():
+    blame = {"You forgot the alignment.": lambda n: {}}
+    right, wrong = {"all": 6}, {"all": None}
+    found = trials.of_formula(lambda n: wrong, lambda n: right, [(3,)], blame, 0)
+    assert found.failure == "<lambda>(3) should return, for all, 6, not None."
+
+
 @pytest.mark.parametrize(
     "number",
     [np.float64, np.float32, np.array, torch.tensor, lambda n: np.array([n])[0]],
