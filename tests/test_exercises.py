@@ -380,6 +380,7 @@ def judged(stem: str, heading: str, tag: str, *changes: tuple[str, str]) -> str:
     cells = exercises(notebook)[heading]
     start = next(cell for cell in notebook.cells if cell.cell_type == "code").source
     judge, code = (tagged(cells, each)[0].source for each in ("judge", tag))
+    stub = tagged(cells, "stub")[0].source  # a solution may use its functions
     if tag == "solution":
         code = generator.without_judge(code, judge)
     for old, new in changes:
@@ -388,7 +389,7 @@ def judged(stem: str, heading: str, tag: str, *changes: tuple[str, str]) -> str:
     *defined, call = generator.statements(judge)
     namespace = {"__name__": "__main__"}
     start = start.split("import open_course\n")[-1]
-    for part, source in enumerate((start, "\n".join(defined), code)):
+    for part, source in enumerate((start, "\n".join(defined), stub, code)):
         name = f"<{stem}, {heading}, {part}>"
         rows = source.splitlines(keepends=True)
         linecache.cache[name] = (len(source), None, rows, name)
@@ -403,6 +404,9 @@ TAIL = "03_program", "Repair: the tail", "solution"
 PAIR = "16_online", "Repair: a pair to begin with"
 BEGIN = "row_max, row_sum = 0.0, 0.0"
 
+
+RUNNING_SUM = "17_cooperative", "Write: a wait that always ends", "solution"
+WAIT, NO_WAIT = "while not has_tag(word, 1):", "while False:"
 
 # What a masked element holds, and which of several stores is the last, a GPU decides.
 interpreted = pytest.mark.skipif(
@@ -429,6 +433,16 @@ interpreted = pytest.mark.skipif(
             marks=interpreted,
         ),
         (TAIL, [("(triton.cdiv(n, 64),)", "triton.cdiv(n, 64)")], "grid is a tuple: "),
+        (
+            RUNNING_SUM,
+            [(WAIT, NO_WAIT)],
+            "before program 0 had written there. On a GPU",
+        ),
+        (
+            RUNNING_SUM,
+            [(", volatile=True", "")],
+            "offset 1 of words_ptr, which program 0 wrote, in the line `word = tl.load",
+        ),
         ((*PAIR, "stub"), [], "With which maximum does the loop begin?"),
         (
             (*PAIR, "stub"),

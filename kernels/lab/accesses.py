@@ -8,6 +8,8 @@ Every access is checked before it is made. In the interpreter a pointer is a 64-
 integer of which an address uses 48 bits. This module writes the number of the kernel's
 argument into the upper 16 bits. They survive the kernel's arithmetic on the pointer. So
 each lane tells which tensor its pointer was derived from, wherever the pointer points.
+
+The judge also asks whether programs wait for each other; `kernels.lab.races` knows.
 """
 
 import inspect
@@ -20,8 +22,11 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from triton._C.libtriton import ir as _ir
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
+
+from kernels.lab import races
 
 
 class OutOfBounds(IndexError):
@@ -33,6 +38,10 @@ class OutOfBounds(IndexError):
     """
 
     meant: int | None = None
+
+
+class Race(RuntimeError):
+    """Two programs touched the same element, and neither waited for the other."""
 
 
 def add(
@@ -141,8 +150,8 @@ _HALF = np.uint64(2 ** (_TAG_BITS - 1))  # addresses of user memory are below it
 class _Launch:
     """A launch in progress: its tensors, and what it has moved so far."""
 
-    def __init__(self, kernel: str) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: str, order: races.Order | None) -> None:
+        self.kernel, self.order = kernel, order
         self.counts: Counter = Counter()
         self.views: list[View] = []
         self.numbers: dict[int, int] = {}
@@ -164,15 +173,49 @@ class _Launch:
         pointers: interpreter.TensorHandle,
         mask: np.ndarray,
         width: int,
-    ) -> interpreter.TensorHandle:
-        """Checks and counts one access of `width` bytes a lane; removes the tags."""
-        lanes = np.flatnonzero(np.broadcast_to(mask, pointers.data.shape))
+    ) -> tuple[interpreter.TensorHandle, np.ndarray]:
+        """Checks and counts one access of `width` bytes a lane.
+
+        Returns:
+            The pointers without tags, and the lanes whose mask is true.
+        """
+        if mask.shape != pointers.data.shape:
+            mask = np.broadcast_to(mask, pointers.data.shape)
+        lanes = np.flatnonzero(mask)
         addresses = pointers.data.ravel()[lanes]
         self._check(kind, addresses, lanes, pointers.data.shape, width)
         floating = pointers.get_element_ty().is_floating()
         for direction in _DIRECTIONS[kind]:
             add(self.counts, direction, lanes.size, width, floating)
-        return interpreter.TensorHandle(pointers.data & _ADDRESS, pointers.dtype)
+        if self.order is not None:
+            self.begin(interpreter.interpreter_builder.grid_idx)
+        return interpreter.TensorHandle(pointers.data & _ADDRESS, pointers.dtype), lanes
+
+    def begin(self, program: tuple[int, ...] | None) -> None:
+        """Notes which program runs, None at the end, and what the last one missed."""
+        last = self.order.program
+        for address, event in self.order.begin(program).items():
+            said = f"{self.kernel}, program {_named(last)}, looked once at "
+            said += f"{self._place(address)}, before program {_named(event.program)} "
+            _early.append(said + "had written there")
+
+    def refuse(
+        self, kind: str, raced: dict[int, races.Event], how: str = "wrote"
+    ) -> None:
+        """Raises a `Race` if there is any."""
+        for address, event in raced.items():
+            raise Race(
+                f"{self.kernel}, program {_named(self.order.program)}: {kind} at "
+                f"{self._place(address)}, which program {_named(event.program)} {how}"
+            )
+
+    def _place(self, address: int) -> str:
+        """An element in words, from its address without a tag."""
+        for view in self.views:
+            start = address - view.start
+            if view.allows(np.array([start]), view.itemsize).all():
+                return f"offset {start // view.itemsize} of {view.name}"
+        return f"address {address}"
 
     def _check(
         self,
@@ -184,9 +227,9 @@ class _Launch:
     ) -> None:
         numbers = (addresses + _HALF) >> _TAG_BITS
         inside = np.zeros(lanes.size, bool)
-        for number, view in enumerate(self.views, 1):
-            mine = numbers == number
-            if mine.any():
+        for number in dict.fromkeys(numbers.tolist()):
+            if 1 <= number <= len(self.views):
+                mine, view = numbers == number, self.views[number - 1]
                 start = addresses[mine] - np.uint64((number << _TAG_BITS) + view.start)
                 inside[mine] = view.allows(start.astype(np.int64), width)
         if inside.all():
@@ -200,10 +243,10 @@ class _Launch:
             meant = view.meant(view.outside(start, width))
         else:
             place = "an address that no tensor argument leads to"
-        program = interpreter.interpreter_builder.grid_idx[: len(_grid())]
+        program = _named(interpreter.interpreter_builder.grid_idx)
         element = tuple(map(int, np.unravel_index(lanes[first], shape)))
         error = OutOfBounds(
-            f"{self.kernel}, program {_plain(program)}: {kind} at {place}\n"
+            f"{self.kernel}, program {program}: {kind} at {place}\n"
             f"{np.count_nonzero(~inside)} of {math.prod(shape)} elements are outside, "
             f"the first is element {_plain(element)}"
         )
@@ -220,13 +263,36 @@ _DIRECTIONS = {
 Observer = Callable[[str, tuple[int, ...], Counter], None]
 """Is told a kernel's name, its grid and what it moved, when its launch has ended."""
 
+_SEM = _ir.MEM_SEMANTIC
+
 _observers: list[Observer] = []  # a count may run inside another count
 _launch: _Launch | None = None  # what the interpreter is running
+_early: list[str] | None = None  # where programs are taken to run at the same time
 
 
 def is_launching() -> bool:
     """Whether a kernel is running now, in the interpreter."""
     return _launch is not None
+
+
+@contextmanager
+def at_the_same_time() -> Iterator[list[str]]:
+    """While active, no program of an observed launch may rely on another's having run.
+
+    A program's first look at what another one wrote gives the old value; see `races`.
+
+    Yields:
+        What programs looked at only once, too early, in words; the launches add to it.
+
+    Raises:
+        Race: from the launch, in place of Triton's own error.
+    """
+    global _early
+    outer, _early = _early, []
+    try:
+        yield _early
+    finally:
+        _early = outer
 
 
 @contextmanager
@@ -264,8 +330,62 @@ def _grid() -> tuple[int, ...]:
     return tuple(grid)
 
 
+def _named(program: tuple[int, ...]) -> str:
+    """A program's index along the axes of `_grid`, as text."""
+    return _plain(program[: len(_grid())])
+
+
 def _plain(index: tuple[int, ...]) -> str:
     return str(index[0]) if len(index) == 1 else str(index)
+
+
+_ADDING = [getattr(_ir.ATOMIC_OP, name) for name in ("ADD", "OR", "XOR")]
+
+
+def _places(pointers: Any, lanes: np.ndarray) -> list[int]:
+    """The addresses of lanes."""
+    return pointers.data.ravel()[lanes].tolist()
+
+
+def _give(
+    result: Any, lanes: np.ndarray, addresses: list[int], old: dict[int, Any]
+) -> None:
+    """Puts old values of elements into the result of a look."""
+    for lane, address in zip(lanes, addresses, strict=True) if old else ():
+        if address in old and old[address].dtype == result.data.dtype:
+            result.data.flat[lane] = old[address]
+
+
+def _note_atomic(
+    result: Any,
+    pointers: Any,
+    lanes: np.ndarray,
+    idle: np.ndarray,
+    failed: np.ndarray,
+    sem: Any,
+    scope: Any,
+) -> None:
+    """Notes an atomic; one that changes nothing is a look, and may give old values.
+
+    Args:
+        result: the values before it.
+        pointers, lanes, sem, scope: of the atomic.
+        idle: for which elements it changes nothing, whatever they hold.
+        failed: for which elements it compared, and wrote nothing.
+    """
+    order, addresses = _launch.order, _places(pointers, lanes)
+    _launch.refuse("atomic", order.atomic_races(addresses), "stored")
+    shape, wide = pointers.data.shape, scope != _ir.MEM_SYNC_SCOPE.CTA
+    idle, failed = (np.broadcast_to(a, shape).ravel()[lanes] for a in (idle, failed))
+    old = order.atomic(
+        addresses,
+        result.data.ravel()[lanes],
+        idle.tolist(),
+        failed.tolist(),
+        acquires=wide and sem in (_SEM.ACQUIRE, _SEM.ACQUIRE_RELEASE),
+        releases=wide and sem in (_SEM.RELEASE, _SEM.ACQUIRE_RELEASE),
+    )
+    _give(result, lanes, addresses, old)
 
 
 def _interpreter_patches() -> list:
@@ -278,14 +398,17 @@ def _interpreter_patches() -> list:
 
     def metered_run(self: Any, *args: Any, **kwargs: Any) -> None:
         global _launch
-        _launch = launch = _Launch(self.fn.__name__)
+        order = None if _early is None else races.Order()
+        _launch = launch = _Launch(self.fn.__name__, order)
         try:
             run(self, *args, **kwargs)
+            if order is not None:
+                launch.begin(None)
         except InterpreterError as error:
             cause = error  # Triton wraps an exception once for every function it leaves
             while isinstance(cause, InterpreterError):
                 cause = cause.__cause__
-            if isinstance(cause, OutOfBounds):
+            if isinstance(cause, OutOfBounds | Race):
                 raise cause from None
             raise
         finally:
@@ -305,31 +428,73 @@ def _interpreter_patches() -> list:
         return result
 
     def metered_load(
-        self: Any, pointers: Any, mask: Any, *rest: Any, **named: Any
+        self: Any, pointers: Any, mask: Any, other: Any, *how: Any, **named: Any
     ) -> Any:
         width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-        pointers = _launch.access("load", pointers, mask.data, width)
-        return load(self, pointers, mask, *rest, **named)
+        pointers, lanes = _launch.access("load", pointers, mask.data, width)
+        result = load(self, pointers, mask, other, *how, **named)
+        if order := _launch.order:
+            addresses = _places(pointers, lanes)
+            if named.get("is_volatile", how[-1] if how else False):
+                _give(result, lanes, addresses, order.look(addresses))
+            else:
+                _launch.refuse("load", order.load(addresses))
+        return result
 
     def metered_store(
         self: Any, pointers: Any, value: Any, mask: Any, *rest: Any
     ) -> Any:
         width = value.data.itemsize
-        pointers = _launch.access("store", pointers, mask.data, width)
+        pointers, lanes = _launch.access("store", pointers, mask.data, width)
+        if order := _launch.order:
+            addresses = _places(pointers, lanes)
+            before = load(self, pointers, mask, None, *rest, False).data
+            raced = order.store(addresses, before.ravel()[lanes])
+            _launch.refuse("store", raced, "loaded")
         return store(self, pointers, value, mask, *rest)
 
     def metered_rmw(
-        self: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any
+        self: Any,
+        op: Any,
+        pointers: Any,
+        value: Any,
+        mask: Any,
+        sem: Any,
+        scope: Any,
+        *rest: Any,
     ) -> Any:
         width = value.data.itemsize
-        pointers = _launch.access("atomic", pointers, mask.data, width)
-        return rmw(self, op, pointers, value, mask, *rest)
+        pointers, lanes = _launch.access("atomic", pointers, mask.data, width)
+        result = rmw(self, op, pointers, value, mask, sem, scope, *rest)
+        if _launch.order:
+            idle = (value.data == 0) & (op in _ADDING)
+            _note_atomic(result, pointers, lanes, idle, np.False_, sem, scope)
+        return result
 
-    def metered_cas(self: Any, pointers: Any, old: Any, value: Any, *rest: Any) -> Any:
+    def metered_cas(
+        self: Any, pointers: Any, old: Any, value: Any, sem: Any, scope: Any
+    ) -> Any:
         width = value.data.itemsize
-        pointers = _launch.access("atomic", pointers, np.True_, width)
-        return cas(self, pointers, old, value, *rest)
+        pointers, lanes = _launch.access("atomic", pointers, np.True_, width)
+        result = cas(self, pointers, old, value, sem, scope)
+        if _launch.order:
+            idle, failed = old.data == value.data, result.data != old.data
+            _note_atomic(result, pointers, lanes, idle, failed, sem, scope)
+        return result
 
+    def metered_atomic_store(
+        self: Any, pointers: Any, value: Any, mask: Any, sem: Any, scope: Any
+    ) -> Any:
+        width = value.data.itemsize
+        pointers, lanes = _launch.access("store", pointers, mask.data, width)
+        if _launch.order:
+            before = load(self, pointers, mask, None, None, False)
+            _note_atomic(before, pointers, lanes, np.False_, np.False_, sem, scope)
+        return store(self, pointers, value, mask, None)
+
+    since_3_9 = {}
+    if hasattr(builder, "create_atomic_store"):
+        since_3_9["create_atomic_store"] = metered_atomic_store
     return [
         patch.object(interpreter, "_implicit_cvt", metered_convert),
         patch.multiple(executor, __call__=metered_run, _init_args_hst=metered_to_host),
@@ -339,5 +504,6 @@ def _interpreter_patches() -> list:
             create_masked_store=metered_store,
             create_atomic_rmw=metered_rmw,
             create_atomic_cas=metered_cas,
+            **since_3_9,
         ),
     ]

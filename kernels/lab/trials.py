@@ -102,7 +102,15 @@ def nan_without_other() -> Iterator[None]:
 _WITH_NAN = (tl.float64, tl.float32, tl.float16, tl.bfloat16)
 
 
-def _out_of_bounds(error: accesses.OutOfBounds, function: Callable) -> str:
+def _refused(error: accesses.OutOfBounds | accesses.Race, function: Callable) -> str:
+    """The sentence for an access that the interpreter did not make."""
+    if isinstance(error, accesses.Race):
+        said = verdict.raised(error, function).removeprefix("Race: ")
+        return (
+            f"Two programs touch the same memory, and neither waits. {said}. On a GPU "
+            "they run at the same time, in any order. Does the program wait for the "
+            "other one, by an atomic or by loads with `volatile=True` in a loop?"
+        )
     said = verdict.raised(error, function).removeprefix("OutOfBounds: ")
     said = f"An access is out of bounds. {said}."
     if error.meant is None:
@@ -111,6 +119,27 @@ def _out_of_bounds(error: accesses.OutOfBounds, function: Callable) -> str:
         f"{said} An element lies at {error.meant}, too large for a signed integer of "
         "32 bits. Did a product overflow?"
     )
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[str]]:
+    """While active, the interpreter refuses accesses that are wrong on a GPU.
+
+    Yields:
+        What programs looked at only once, too early; the kernels' launches add to it.
+    """
+    if not backend.INTERPRETED:
+        yield []
+        return
+    with accesses.at_the_same_time() as early, accesses.observed(lambda *_: None):
+        yield early
+
+
+def _with_early(said: str, early: list[str]) -> str:
+    """Adds to a sentence about a wrong result where a program should have waited."""
+    if not early:
+        return said
+    return f"{said} {early[0]}. On a GPU they run at the same time. Should it wait?"
 
 
 # ---- rows ----------------------------------------------------------------------------
@@ -142,7 +171,7 @@ def small_rows(
             with accesses.observed(lambda *moved: counts.update(moved[-1])):
                 function(x)
         except accesses.OutOfBounds as error:
-            return Outcome(_out_of_bounds(error, function))
+            return Outcome(_refused(error, function))
         except Exception:
             return Outcome(None)  # `of_rows` finds it, and says more
         if once and (read := counts["read_values"]) > x.numel():
@@ -290,10 +319,11 @@ def of_operator(
         forms.add(tuple((t.shape, t.stride(), t.dtype) for t in tensors))
         names += [name_of(t.dtype) for t in tensors if t.is_floating_point()]
         count += 1
-        got, said = _called(function, args)
-        said = said or _wrong_result(
-            function, reference, args, got, mistakes or {}, what
-        )
+        with watched() as early:
+            got, said = _called(function, args)
+        if not said:
+            said = _wrong_result(function, reference, args, got, mistakes or {}, what)
+            said = said and _with_early(said, early)
         if said or first:
             return Outcome(said)
     if len(forms) < 2:
@@ -310,15 +340,13 @@ def _called(function: Callable, args: tuple) -> tuple[tuple, str | None]:
     name, what = label(function), describe(args)
     kept = [arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
     given = [on_device(arg) for arg in args]
-    watch = accesses.observed(lambda *_: None)
-    watch = watch if backend.INTERPRETED else contextlib.nullcontext()
-    with watch, GuardAllocations() as guards:
+    with GuardAllocations() as guards:
         try:
             got = function(*given)
             if not backend.INTERPRETED:
                 torch.cuda.synchronize()  # so that a failed launch is reported here
-        except accesses.OutOfBounds as error:
-            return (), _out_of_bounds(error, function)
+        except (accesses.OutOfBounds, accesses.Race) as error:
+            return (), _refused(error, function)
         except Exception as error:
             words = verdict.raised(error, function)
             return (), f"{name} fails with {what}: {words}."
