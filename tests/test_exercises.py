@@ -406,6 +406,9 @@ BEGIN = "row_max, row_sum = 0.0, 0.0"
 
 
 RUNNING_SUM = "17_cooperative", "Write: a wait that always ends", "solution"
+ROW_MEAN = "17_cooperative", "Repair: the last one merges"
+COUNT = "came_before = tl.atomic_add(counts_ptr + row, 1)"
+CLEAR = "if part == 0:\n        tl.store(counts_ptr + row, 0)"
 WAIT, NO_WAIT = "while not has_tag(word, 1):", "while False:"
 
 # What a masked element holds, and which of several stores is the last, a GPU decides.
@@ -433,6 +436,21 @@ interpreted = pytest.mark.skipif(
             marks=interpreted,
         ),
         (TAIL, [("(triton.cdiv(n, 64),)", "triton.cdiv(n, 64)")], "grid is a tuple: "),
+        (
+            (*ROW_MEAN, "stub"),
+            [(COUNT, f"{CLEAR}\n    {COUNT}")],
+            "atomic at offset 0 of counts_ptr, which program 0 stored",
+        ),
+        (
+            (*ROW_MEAN, "stub"),
+            [("came_before == ", "came_before >= ")],
+            "store at offset 1 of sums_ptr, which program 0 loaded",
+        ),
+        (
+            (*ROW_MEAN, "solution"),
+            [(COUNT, COUNT.replace("1)", "1, sem='relaxed')"))],
+            "load at offset 0 of sums_ptr, which program 0 wrote",
+        ),
         (
             RUNNING_SUM,
             [(WAIT, NO_WAIT)],

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from kernels.lab import backend, causes, models, verdict
+from kernels.lab import accesses, backend, causes, models, verdict
 from kernels.lab.cases import LAYOUTS, VALUES, Case, plan
 from kernels.lab.causes import Operator
 from kernels.lab.guards import GuardAllocations, Guarded, poison_of
@@ -314,6 +314,8 @@ def _failure(
             output = function(x)
             if x.is_cuda:
                 torch.cuda.synchronize()  # so that a failed launch is reported here
+        except (accesses.OutOfBounds, accesses.Race):
+            raise  # the judge watches accesses, and has a sentence of its own
         except Exception as error:
             return fail(fault=Fault.RAISED, got=verdict.raised(error, function))
     if not isinstance(output, torch.Tensor):

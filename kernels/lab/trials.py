@@ -1,8 +1,8 @@
 """What the judge runs in another process: a learner's function, on many inputs.
 
 A trial returns an `Outcome`, with a sentence about the first failure. In Triton's
-interpreter `small_rows` and `of_operator` watch every access, so that the sentence can
-name the kernel's line where one is outside a tensor. Only `kernels.lab.judge` calls
+interpreter every access is watched, so that the sentence can name the kernel's line
+where one is outside a tensor. Only `kernels.lab.judge` calls
 trials; it shares the comparison of answers.
 
 Weighed: `hypothesis` searches for inputs and shrinks them. A learner's kernel takes
@@ -187,12 +187,18 @@ def small_rows(
 
 def of_rows(function: Callable, reference: Callable | None, **options: Any) -> Outcome:
     """Runs `check.rows`, or `check.softmax` if there is no reference."""
-    if reference is None:
-        summary = check.softmax(function, **options)
-    else:
-        summary = _of_parts(function, reference, **options)
+    try:
+        with watched() as early:
+            if reference is None:
+                summary = check.softmax(function, **options)
+            else:
+                summary = _of_parts(function, reference, **options)
+    except (accesses.OutOfBounds, accesses.Race) as error:
+        said = _refused(error, function)
+        strided = "between the elements" in said
+        return Outcome(f"{said} Does it use the strides of x?" if strided else said)
     if summary.failure is not None:
-        return Outcome(summary.failure.sentence)
+        return Outcome(_with_early(summary.failure.sentence, early))
     dtypes = [name_of(dtype) for dtype in summary.dtypes]
     return Outcome(
         None,

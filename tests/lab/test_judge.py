@@ -145,6 +145,43 @@ def test_a_mask_that_is_missing_is_explained_where_accesses_are_not_checked():
     assert "lies between the elements" in verdict  # the small inputs are sliced, too
 
 
+@triton.jit
+def loop_kernel(output_ptr, input_ptr, row_stride, n_rows, n_cols, FAR: tl.constexpr):
+    cols = tl.arange(0, 64)
+    limit = n_cols + FAR * (n_cols // 17) * 64  # more than n_cols from 17 on
+    for row in range(0, n_rows if FAR else tl.maximum(n_rows, 1)):
+        ptrs = input_ptr + row * row_stride + cols
+        x = tl.load(ptrs, mask=cols < limit, other=0)
+        x = tl.where(cols < n_cols, x.to(tl.float32), 0)
+        tl.store(output_ptr + row, tl.sum(x, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("far", "max_cols", "words"),
+    [
+        (True, 33, "load at offset 34 of input_ptr, whose last element is 33"),
+        (False, 9, "load at offset 0 of input_ptr, which has no elements"),
+    ],
+)
+def test_accesses_are_checked_in_every_matrix(far, max_cols, words):
+    def one_program(x):
+        output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+        loop_kernel[(1,)](output, x, x.stride(0), *x.shape, FAR=int(far))
+        return output
+
+    assert words in said(of_rows(one_program, max_cols=max_cols))
+
+
+def test_a_row_stride_that_is_not_used_is_asked_for():
+    def packed(x):
+        output = torch.empty(len(x), dtype=x.dtype, device=x.device)
+        sum_kernel[(len(x),)](output, x, x.shape[1], x.shape[1], BLOCK=16)
+        return output
+
+    words = said(of_rows(packed, layouts=["contiguous", "sliced"]))
+    assert words.endswith("is its offset right? Does it use the strides of x?")
+
+
 # ---- what breaks ---------------------------------------------------------------------
 
 
