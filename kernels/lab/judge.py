@@ -138,7 +138,8 @@ def operator(
 ) -> Verdict:
     """Judges a function of any inputs.
 
-    An error may be as large as 16 roundings of the inputs and of the result.
+    An error may be as large as 16 roundings of the inputs and of the result, in 16 bits
+    as 4.
 
     Args:
         function: takes the inputs and returns a new tensor, or a tuple of tensors.

@@ -129,6 +129,16 @@ def test_rows_may_become_scalars_and_infinities():
     assert (wrong_shape.got, wrong_shape.expected) == ("13 × 10", "13")
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_fifth_too_much_is_seen_in_16_bits(dtype):
+    def doubled(x):
+        return 2 * x
+
+    low = {"dtypes": [dtype], "layouts": ["contiguous"], "max_cols": 9}
+    assert check.rows(doubled, doubled, **low)
+    assert not check.rows(lambda x: 2.4 * x, doubled, **low)
+
+
 def test_every_matrix_of_rows_has_numbers_of_its_own():
     seen = []
     assert check.rows(lambda x: seen.append(x[:1].clone()) or 2 * x, lambda x: 2 * x)
