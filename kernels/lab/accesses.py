@@ -17,6 +17,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +28,7 @@ from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
 from kernels.lab import races
+from kernels.lab.guards import INTEGER_POISON, POISON
 
 
 class OutOfBounds(IndexError):
@@ -38,6 +40,19 @@ class OutOfBounds(IndexError):
     """
 
     meant: int | None = None
+
+
+@dataclass
+class Notes:
+    """What may explain a wrong result, in words; the first one first.
+
+    Attributes:
+        early: what a program looked at only once, before another one had written it.
+        unset: atomics that add to the poison of `guards`.
+    """
+
+    early: list[str] = field(default_factory=list)
+    unset: list[str] = field(default_factory=list)
 
 
 class Race(RuntimeError):
@@ -197,7 +212,12 @@ class _Launch:
         for address, event in self.order.begin(program).items():
             said = f"{self.kernel}, program {_named(last)}, looked once at "
             said += f"{self._place(address)}, before program {_named(event.program)} "
-            _early.append(said + "had written there")
+            _notes.early.append(said + "had written there")
+
+    def note_unset(self, address: int) -> None:
+        """Notes that an atomic adds to an element that nobody set."""
+        said = f"{self.kernel}, program {_named(self.order.program)}: atomic at "
+        _notes.unset.append(f"{said}{self._place(address)}")
 
     def refuse(
         self, kind: str, raced: dict[int, races.Event], how: str = "wrote"
@@ -267,7 +287,7 @@ _SEM = _ir.MEM_SEMANTIC
 
 _observers: list[Observer] = []  # a count may run inside another count
 _launch: _Launch | None = None  # what the interpreter is running
-_early: list[str] | None = None  # where programs are taken to run at the same time
+_notes: Notes | None = None  # where programs are taken to run at the same time
 
 
 def is_launching() -> bool:
@@ -276,23 +296,23 @@ def is_launching() -> bool:
 
 
 @contextmanager
-def at_the_same_time() -> Iterator[list[str]]:
+def at_the_same_time() -> Iterator[Notes]:
     """While active, no program of an observed launch may rely on another's having run.
 
     A program's first look at what another one wrote gives the old value; see `races`.
 
     Yields:
-        What programs looked at only once, too early, in words; the launches add to it.
+        Notes, to which the launches add.
 
     Raises:
         Race: from the launch, in place of Triton's own error.
     """
-    global _early
-    outer, _early = _early, []
+    global _notes
+    outer, _notes = _notes, Notes()
     try:
-        yield _early
+        yield _notes
     finally:
-        _early = outer
+        _notes = outer
 
 
 @contextmanager
@@ -339,6 +359,7 @@ def _plain(index: tuple[int, ...]) -> str:
     return str(index[0]) if len(index) == 1 else str(index)
 
 
+_POISON = {"f": POISON, "i": INTEGER_POISON}
 _ADDING = [getattr(_ir.ATOMIC_OP, name) for name in ("ADD", "OR", "XOR")]
 
 
@@ -398,7 +419,7 @@ def _interpreter_patches() -> list:
 
     def metered_run(self: Any, *args: Any, **kwargs: Any) -> None:
         global _launch
-        order = None if _early is None else races.Order()
+        order = None if _notes is None else races.Order()
         _launch = launch = _Launch(self.fn.__name__, order)
         try:
             run(self, *args, **kwargs)
@@ -466,7 +487,12 @@ def _interpreter_patches() -> list:
         width = value.data.itemsize
         pointers, lanes = _launch.access("atomic", pointers, mask.data, width)
         result = rmw(self, op, pointers, value, mask, sem, scope, *rest)
-        if _launch.order:
+        if order := _launch.order:
+            unset = result.data.ravel()[lanes] == _POISON.get(result.data.dtype.kind)
+            if op in (_ir.ATOMIC_OP.ADD, _ir.ATOMIC_OP.FADD) and unset.any():
+                first = _places(pointers, lanes[unset])[0]
+                if first not in order.written:
+                    _launch.note_unset(first)
             idle = (value.data == 0) & (op in _ADDING)
             _note_atomic(result, pointers, lanes, idle, np.False_, sem, scope)
         return result

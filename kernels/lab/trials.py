@@ -122,24 +122,29 @@ def _refused(error: accesses.OutOfBounds | accesses.Race, function: Callable) ->
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[str]]:
+def watched() -> Iterator[accesses.Notes]:
     """While active, the interpreter refuses accesses that are wrong on a GPU.
 
     Yields:
-        What programs looked at only once, too early; the kernels' launches add to it.
+        Notes, to which the kernels' launches add.
     """
     if not backend.INTERPRETED:
-        yield []
+        yield accesses.Notes()
         return
-    with accesses.at_the_same_time() as early, accesses.observed(lambda *_: None):
-        yield early
+    with accesses.at_the_same_time() as notes, accesses.observed(lambda *_: None):
+        yield notes
 
 
-def _with_early(said: str, early: list[str]) -> str:
-    """Adds to a sentence about a wrong result where a program should have waited."""
-    if not early:
-        return said
-    return f"{said} {early[0]}. On a GPU they run at the same time. Should it wait?"
+def _explained(said: str, notes: accesses.Notes) -> str:
+    """The sentence about a wrong result, with what the notes tell of its cause."""
+    if notes.unset:
+        return (
+            f"{notes.unset[0]} adds to memory that nobody set: `torch.empty` leaves in "
+            "it what was there before. `torch.zeros` would do."
+        )
+    if notes.early:
+        said += f" {notes.early[0]}. On a GPU both run at once. Should it wait?"
+    return said
 
 
 # ---- rows ----------------------------------------------------------------------------
@@ -188,7 +193,7 @@ def small_rows(
 def of_rows(function: Callable, reference: Callable | None, **options: Any) -> Outcome:
     """Runs `check.rows`, or `check.softmax` if there is no reference."""
     try:
-        with watched() as early:
+        with watched() as notes:
             if reference is None:
                 summary = check.softmax(function, **options)
             else:
@@ -198,7 +203,7 @@ def of_rows(function: Callable, reference: Callable | None, **options: Any) -> O
         strided = "between the elements" in said
         return Outcome(f"{said} Does it use the strides of x?" if strided else said)
     if summary.failure is not None:
-        return Outcome(_with_early(summary.failure.sentence, early))
+        return Outcome(_explained(summary.failure.sentence, notes))
     dtypes = [name_of(dtype) for dtype in summary.dtypes]
     return Outcome(
         None,
@@ -325,11 +330,11 @@ def of_operator(
         forms.add(tuple((t.shape, t.stride(), t.dtype) for t in tensors))
         names += [name_of(t.dtype) for t in tensors if t.is_floating_point()]
         count += 1
-        with watched() as early:
+        with watched() as notes:
             got, said = _called(function, args)
         if not said:
             said = _wrong_result(function, reference, args, got, mistakes or {}, what)
-            said = said and _with_early(said, early)
+            said = said and _explained(said, notes)
         if said or first:
             return Outcome(said)
     if len(forms) < 2:

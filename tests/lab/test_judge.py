@@ -182,6 +182,32 @@ def test_a_row_stride_that_is_not_used_is_asked_for():
     assert words.endswith("is its offset right? Does it use the strides of x?")
 
 
+@triton.jit
+def add_kernel(output_ptr, input_ptr, row_stride, n_cols, BLOCK: tl.constexpr):
+    row, cols = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    x = tl.load(input_ptr + row * row_stride + cols, mask=cols < n_cols, other=0)
+    tl.atomic_add(output_ptr + row, tl.sum(x.to(tl.float32), axis=0))
+
+
+@pytest.mark.parametrize("values", [judge.FINITE, ["±60000"]])
+def test_memory_that_is_added_to_and_that_nobody_set_is_named(values):
+    def added(x, new=torch.empty):
+        output = new(len(x), dtype=x.dtype, device=x.device)
+        block = triton.next_power_of_2(x.shape[1])
+        add_kernel[(len(x),)](output, x, x.stride(0), x.shape[1], BLOCK=block)
+        return output
+
+    assert of_rows(lambda x: added(x, torch.zeros), values=values, name="added")
+    words = (
+        "add_kernel, program 0: atomic at offset 0 of output_ptr adds to memory that "
+        "nobody set: `torch.empty` leaves in it what was there before. `torch.zeros` "
+        "would do."
+    )
+    assert said(of_rows(added, values=values)) == words
+    shapes, float16 = [(3, 4), (2, 3)], {"dtypes": [torch.float16]}
+    assert said(judge.operator(added, reference, shapes, **float16)) == words
+
+
 # ---- what breaks ---------------------------------------------------------------------
 
 

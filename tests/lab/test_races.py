@@ -56,9 +56,9 @@ def chain(way):
     """The result for 1, 2, 3, 4, and what was looked at once."""
     x = torch.arange(1.0, 5.0)
     y, flags = torch.zeros(4), torch.zeros(5, dtype=torch.int32)
-    with trials.watched() as early:
+    with trials.watched() as notes:
         chain_kernel[(4,)](y, x, flags, WAY=way)
-    return y.tolist(), early
+    return y.tolist(), notes.early
 
 
 OF_3_9 = pytest.mark.skipif(
@@ -106,7 +106,7 @@ def test_only_who_asks_is_told():
     assert y.tolist() == [1, 2, 3, 4]
     with trials.watched(), trials.watched():
         pass
-    assert accesses._early is None
+    assert accesses._notes is None
 
 
 @triton.jit
@@ -174,9 +174,9 @@ def own_kernel(y_ptr, x_ptr):
 
 def test_a_program_finds_its_own_atomics():
     y, x = torch.zeros(8, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    with trials.watched() as early:
+    with trials.watched() as notes:
         own_kernel[(2,)](y, x)
-    assert y.tolist() == [1, 1, 0, 7, 2, 2, 0, 7] and not early
+    assert y.tolist() == [1, 1, 0, 7, 2, 2, 0, 7] and not notes.early
 
 
 @triton.jit
@@ -186,9 +186,9 @@ def total_kernel(total_ptr, x_ptr):
 
 def test_who_adds_a_zero_need_not_wait():
     total = torch.zeros(1)
-    with trials.watched() as early:
+    with trials.watched() as notes:
         total_kernel[(3,)](total, torch.tensor([1.0, 0.0, 2.0]))
-    assert total.item() == 3 and not early
+    assert total.item() == 3 and not notes.early
 
 
 def test_the_courses_kernels_wait():
