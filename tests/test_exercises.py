@@ -401,6 +401,7 @@ TEMPERATURE = "01_eager", "Write: a temperature", "solution"
 LOG_SOFTMAX = "01_eager", "Write: log-softmax", "solution"
 ROW_SUM = "03_program", "Write: a row's sum", "solution"
 TAIL = "03_program", "Repair: the tail", "solution"
+RANGE = "04_strided", "Repair: the range of each row", "solution"
 PAIR = "16_online", "Repair: a pair to begin with"
 BEGIN = "row_max, row_sum = 0.0, 0.0"
 
@@ -434,6 +435,12 @@ interpreted = pytest.mark.skipif(
         pytest.param(
             *(ROW_SUM, [("output_ptr + row", "output_ptr")], "at its own place?"),
             marks=interpreted,
+        ),
+        (RANGE, [('-float("inf")', "0")], "A masked 0 took part in the maximum."),
+        (
+            RANGE,
+            [('x, float("inf"))', "x, 0)")],
+            "A masked 0 took part in the minimum.",
         ),
         (TAIL, [("(triton.cdiv(n, 64),)", "triton.cdiv(n, 64)")], "grid is a tuple: "),
         (

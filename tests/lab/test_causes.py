@@ -238,6 +238,18 @@ def test_small_values_are_not_taken_for_zeros(divisor, named, capsys):
     assert "is wrong" in words and ("hold -inf" in words) == named
 
 
+def test_a_neighbour_is_not_blamed_for_a_value_that_is_near_its_own(capsys):
+    """The maximum of row 4 is 0, which is not far from the next row's first values."""
+
+    def from_zero(x):
+        return x.amax(1).clamp(min=0) - x.amin(1)
+
+    kinds = {"layouts": ["contiguous"], "values": FINITE}
+    check.rows(from_zero, lambda x: x.amax(1) - x.amin(1), **kinds)
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Row 4" in words and words.endswith("is 10007, not 24.916.")
+
+
 def test_one_maximum_is_found_by_the_checker(capsys):
     words = said(one_maximum, capsys)
     assert "or does a maximum or a sum run over several rows?" in words
