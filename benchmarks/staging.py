@@ -43,12 +43,16 @@ def reserve(BYTES: tl.constexpr):
 
 
 @triton.jit
-def load_shared(address, BITS: tl.constexpr):
-    """Reads integers of 16 or 32 bits from shared memory."""
-    code: tl.constexpr = f"ld.shared.b{BITS} $0, [$1];"
-    kinds: tl.constexpr = "=h,r" if BITS == 16 else "=r,r"
+def load_shared(address, inside, BITS: tl.constexpr):
+    """Reads integers of 16 or 32 bits from shared memory; 0 where not inside."""
+    kinds: tl.constexpr = "=&h,r,r" if BITS == 16 else "=&r,r,r"
+    code: tl.constexpr = (
+        f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; "
+        f"mov.b{BITS} $0, 0; @p ld.shared.b{BITS} $0, [$1]; }}"
+    )
+    args = [address, inside.to(tl.int32)]
     return tl.inline_asm_elementwise(
-        code, kinds, [address], tl.int16 if BITS == 16 else tl.int32, False, 1
+        code, kinds, args, tl.int16 if BITS == 16 else tl.int32, False, 1
     )
 
 
@@ -95,7 +99,7 @@ def load_values(tile, place, inside):
     if INTERPRETED:
         x = tl.load(ptr + place, inside & (place < n_values), -float("inf"))
     else:
-        x = load_shared(shared + 2 * place, 16).to(dtype, bitcast=True)
+        x = load_shared(shared + 2 * place, inside, 16).to(dtype, bitcast=True)
     return tl.where(inside, x.to(tl.float32), -float("inf"))
 
 
@@ -118,7 +122,7 @@ def load_words(tile, place, inside):
     dtype: tl.constexpr = ptr.dtype.element_ty
     if INTERPRETED:
         return load_values(tile, place, inside), load_values(tile, place + 1, inside)
-    word = load_shared(shared + 2 * place, 32)
+    word = load_shared(shared + 2 * place, inside, 32)
     low = word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     high = (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     low = tl.where(inside, low, -float("inf"))
@@ -176,14 +180,14 @@ def store_chunks(tile, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
-def find_last(tile):
-    """The places of the values that fill no chunk, and which exist."""
-    place = tile[2] // 8 * 8 + tl.arange(0, 8)
+def find_last(tile, THREADS: tl.constexpr):
+    """The places of the values that fill no chunk, a thread of one, and which exist."""
+    place = tile[2] // 8 * 8 + tl.arange(0, THREADS)
     return place, place < tile[2]
 
 
 @triton.jit
-def copy_in(tile, BLOCK: tl.constexpr, REST: tl.constexpr):
+def copy_in(tile, BLOCK: tl.constexpr, REST: tl.constexpr, THREADS: tl.constexpr):
     """Copies BLOCK and REST chunks to shared memory, and waits for all threads.
 
     All loads come first, so that a thread waits for them at once.
@@ -195,21 +199,21 @@ def copy_in(tile, BLOCK: tl.constexpr, REST: tl.constexpr):
     stage_chunks(tile, block, 0, BLOCK)
     if tile[2] % 8 > 0:  # in the last tile only
         tl.debug_barrier()
-        place, inside = find_last(tile)
+        place, inside = find_last(tile, THREADS)
         x = tl.load(tile[1] + place, inside, 0)
         store_values(tile, place, x, inside)
     tl.debug_barrier()
 
 
 @triton.jit
-def copy_out(tile, BLOCK: tl.constexpr, REST: tl.constexpr):
+def copy_out(tile, BLOCK: tl.constexpr, REST: tl.constexpr, THREADS: tl.constexpr):
     """Waits for all threads, and copies BLOCK and REST chunks from shared memory."""
     tl.debug_barrier()
     store_chunks(tile, 0, BLOCK)
     if REST:
         store_chunks(tile, BLOCK, REST)
     if tile[2] % 8 > 0:
-        place, inside = find_last(tile)
+        place, inside = find_last(tile, THREADS)
         tl.store(tile[1] + place, load_values(tile, place, inside), inside)
 
 
@@ -222,6 +226,7 @@ def softmax_kernel(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     REST: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """One program computes the softmax of a tile of adjacent rows, each in one thread.
 
@@ -232,18 +237,22 @@ def softmax_kernel(
         output_ptr, input_ptr: contiguous matrices of 16-bit values; 16 bytes divide
             their addresses.
         n_rows, n_cols: their shape.
-        ROWS: of a tile, a power of two that 32 divides.
+        ROWS: of a tile, a power of two.
         WORDS, REST: of a row, as two powers of two: all of WORDS exist. REST may be 0,
             and counts the value more as a word.
+        THREADS: of the program, which ROWS is a multiple of.
     """
     first_row = tl.program_id(0) * ROWS
     start = first_row.to(tl.int64) * n_cols
     n_values = tl.minimum(n_rows - first_row, ROWS) * n_cols
-    shared = 0 if INTERPRETED else reserve(4 * ROWS * (WORDS + REST) + 4)  # a word more
+    # At least a chunk for each thread. If not, several threads would copy the same one.
+    enough: tl.constexpr = REST == 0 or ROWS * REST >= 4 * THREADS
+    STAGED: tl.constexpr = REST if enough else 4 * THREADS // ROWS
+    shared = 0 if INTERPRETED else reserve(4 * ROWS * (WORDS + STAGED))
     source = shared, input_ptr + start, n_values
     target = shared, output_ptr + start, n_values
     if not INTERPRETED:
-        copy_in(source, ROWS * WORDS // 4, ROWS * REST // 4)
+        copy_in(source, ROWS * WORDS // 4, ROWS * STAGED // 4, THREADS)
 
     # Shapes: (words, ROWS). So a thread holds whole rows.
     begin = tl.arange(0, ROWS)[None, :] * n_cols
@@ -278,7 +287,7 @@ def softmax_kernel(
         store_words(target, rest_place, rest_low, rest_high, rest_inside)
 
     if not INTERPRETED:
-        copy_out(target, ROWS * WORDS // 4, ROWS * REST // 4)
+        copy_out(target, ROWS * WORDS // 4, ROWS * STAGED // 4, THREADS)
 
 
 @dataclass(frozen=True)
@@ -288,6 +297,7 @@ class Config:
     rows: int
     words: int
     rest: int
+    threads: int
     num_warps: int
 
 
@@ -297,7 +307,8 @@ def choose_config(n_cols: int) -> Config:
     rest = ceil_div(n_cols, 2) - words
     num_warps = 2 if words >= 16 else 4
     rows = 32 * num_warps * max(1, WORDS_OF_A_THREAD // words)
-    return Config(rows, words, power_of_2(rest) if rest else 0, num_warps)
+    rest = power_of_2(rest) if rest else 0
+    return Config(rows, words, rest, 32 * num_warps, num_warps)
 
 
 def launch_for(output: torch.Tensor, x: torch.Tensor) -> Launch:
