@@ -1,6 +1,7 @@
 """One softmax for every shape: the kernel that measurement says is the fastest.
 
-Builds on: `tiled`, `unaligned`, `online` and `cooperative`, the chapters before.
+Builds on: `tiled`, `unaligned`, `online` and `cooperative`, the chapters before; the
+    last chapter, `staged`, adds to it.
 Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape and
     strides, behind PyTorch's own signature.
 Costs: MN values read and MN written; 2MN read where columns are not adjacent.
@@ -27,6 +28,7 @@ LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
 LONGEST_OF_FEW = 32768  # the same where the matrix is too small to fill the GPU
 LONGEST_APART = {2: (16384, 40960), 4: (32768, 32768)}  # by element; one block, or two
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
+SHORTEST = 64  # columns of 16 bits that `staged` takes
 ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
 
 
@@ -43,7 +45,8 @@ def choose(
     if the matrix is too small to fill the GPU, or of up to LONGEST_APART if it loads
     element by element. Several programs share a longer row if all of them run at once,
     beside others; `online` takes the rest. Of a program's rows `tiled` takes those with
-    wide accesses, unless several warps would hold two blocks.
+    wide accesses, unless several warps would hold two blocks; of the others `staged`
+    takes the shortest of 16 bits, if they are many.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
@@ -68,7 +71,8 @@ def choose(
             fits_8 = tiled.SHORT_BYTES <= row_bytes <= LONGEST_NARROW or not same_shift
             wide = wide or vector == n_cols or (vector > 1 and fits_8)
             wide = wide and not (is_split and same_shift and row_bytes > LONGEST_SPLIT)
-        return "tiled" if wide else "unaligned"
+        short = n_cols <= SHORTEST and element_size == 2 and same_shift and not few
+        return "tiled" if wide else "staged" if short else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
 
@@ -156,6 +160,10 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         rows = slice(n_rows // 2), slice(n_rows // 2, n_rows)
         halves = [(r, prepare(output[r], matrix[r], 1)) for r in rows]
         return lambda y, x: [f(y.view(shape)[r], x.view(shape)[r]) for r, f in halves]
+    if stem == "staged":
+        from kernels import staged  # a later chapter: only its rows need it
+
+        return CachedLaunch(staged.launch_for(output, matrix))
     few = stem != "cooperative" and n_rows <= launch.sms_and_threads()[0]
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
     return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
