@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from benchmarks import spans
 from kernels import staged
@@ -98,7 +99,7 @@ def test_the_kernel_takes_these_words_and_values(monkeypatch, n_cols):
                 for at in range(row * n, row * n + n, 2)
             ],
         ),
-        ("accesses", lambda row, n: [range(i, i + 1) for i in range(row * n, row * n)]),
+        ("accesses", lambda row, n: [*map(range, (0, 2), (2, 4))]),  # row 0's words
         ("chunks", lambda size: [range(at, at + 5) for at in range(0, size, 5)]),
     ],
 )
@@ -127,7 +128,7 @@ def test_each_row_is_named_where_it_starts_in_memory():
 def test_every_picture_fits_its_card(n_cols):
     for n_rows in (1, 6):
         figure = spans.picture(n_cols, n_rows)
-        renderer = figure.canvas.get_renderer()
+        renderer = FigureCanvasAgg(figure).get_renderer()
         figure.draw(renderer)
         (_, bottom), (right, _) = figure.axes[0].transData.transform(
             [(0, figure.axes[0].get_ylim()[0]), (98, 0)]
@@ -141,7 +142,7 @@ def test_every_picture_fits_its_card(n_cols):
 def test_the_text_names_rows_and_values():
     said = spans.alt(5, 4)
     assert said.startswith("4 rows of 5 values, numbered as in memory, twice.")
-    assert "chunk 0 is 0 to 7, chunk 1 is 8 to 15, 16 to 19 fill no chunk." in said
+    assert "chunk 0 is 0 to 7, chunk 1 is 8 to 15, no chunk has 16 to 19." in said
     assert "thread 0 takes 0 and 1, 2 and 3, 4 alone; thread 1 takes 5 alone," in said
     assert said.endswith("thread 3 takes 15 alone, 16 and 17, 18 and 19.")
 
