@@ -1,17 +1,22 @@
 """Two ways to cut adjacent rows in chapter `staged`: in chunks, and row by row.
 
-from benchmarks import spans
-spans.picture(5, 4)
-print(spans.alt(5, 4))
+Also judges a learner's cut of a row, and counts what the compiled kernel does.
+
+    from benchmarks import spans
+    spans.picture(5, 4)
+    print(spans.alt(5, 4))
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from matplotlib.figure import Figure
 
 from kernels import staged
-from kernels.lab import style
+from kernels.lab import compile, style
+from kernels.lab import judge as judges
 from kernels.lab.draw.card import MASKED, Picture, Place, count, plural, tint
 from kernels.lab.style import MUTED
 
@@ -42,6 +47,53 @@ def accesses(row: int, n_cols: int) -> list[range]:
     begin, end = row * n_cols, (row + 1) * n_cols
     starts = sorted({begin, *range(begin + begin % 2, end, 2)})
     return [range(*ends) for ends in itertools.pairwise([*starts, end])]
+
+
+def parts(row: int, n_cols: int) -> dict[str, int | None]:
+    """A row's first word and lone value, by place, and how many words it has."""
+    cut = accesses(row, n_cols)
+    words, ones = ([part for part in cut if len(part) == size] for size in (2, 1))
+    one = ones[0].start if ones else None
+    return {"first word": words[0].start, "words": len(words), "one": one}
+
+
+def judge(found: Callable[[int, int], dict]) -> judges.Verdict:
+    """Says in a sentence whether a learner's function of (row, n_cols) is `parts`."""
+    cases = [(row, n_cols) for n_cols in (5, 7, 6, 33) for row in (0, 1, 2, 5)]
+    return judges.formula(found, parts, cases, mistakes=MISTAKES)
+
+
+MISTAKES = {
+    "In a row of even length, no value is alone: None.": lambda row, n_cols: {
+        "one": (row + 1) * n_cols - 1 if row * n_cols % 2 == 0 else row * n_cols
+    },
+    "Words start at even places of the tile.": lambda row, n_cols: {
+        "first word": row * n_cols
+    },
+    "Which end of a row is alone depends on where it starts.": lambda row, n_cols: {
+        "one": (row + 1) * n_cols - 1
+    },
+    "The last word would be half the next row's.": lambda row, n_cols: {
+        "words": (n_cols + 1) // 2
+    },
+}
+
+
+def work(n_cols: int) -> dict[str, float]:
+    """What the kernel does, compiled for bfloat16 rows on an H200.
+
+    Returns:
+        "shuffles": of a thread.
+        "instructions": of all threads, for each value.
+    """
+    x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
+    launch = staged.launch_for(x, x)
+    made, rows = compile.aot(launch), launch.constants["ROWS"]
+    count = 32 * made.num_warps * made.count(r"^    (?!NOP)", "sass")
+    return {
+        "shuffles": made.count(r"shfl\.sync"),
+        "instructions": count / (rows * n_cols),
+    }
 
 
 def picture(n_cols: int, n_rows: int = 4) -> Figure:

@@ -165,3 +165,51 @@ def test_rows_that_cannot_be_drawn_are_refused(function, shape, said):
 def test_half_a_value_is_refused():
     with pytest.raises(TypeError, match="n_cols must be a whole number, got float"):
         spans.picture(2.5)
+
+
+# ---- a learner's cut, and the compiled kernel ----------------------------------------
+
+
+def right(row, n_cols):
+    begin, odd = row * n_cols, row * n_cols % 2
+    one = None if n_cols % 2 == 0 else begin if odd else begin + n_cols - 1
+    return {"first word": begin + odd, "words": n_cols // 2, "one": one}
+
+
+def wrong(**parts):
+    """A function that is right but for one part."""
+    return lambda row, n_cols: (
+        right(row, n_cols)
+        | {name.replace("_", " "): part(row, n_cols) for name, part in parts.items()}
+    )
+
+
+def test_a_right_cut_is_right():
+    assert spans.judge(right)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (wrong(first_word=lambda row, n: row * n), "even places"),
+        (wrong(one=lambda row, n: (row + 1) * n - 1), "where it starts"),
+        (wrong(words=lambda row, n: (n + 1) // 2), "the next row's"),
+        (
+            lambda row, n: (
+                right(row, n) | ({"one": (row + 1) * n - 1} if n % 2 == 0 else {})
+            ),
+            "even length",
+        ),
+        (lambda row, n: right(row, n) | {"one": ...}, ""),
+    ],
+)
+def test_a_wrong_cut_gets_its_sentence(function, said):
+    verdict = spans.judge(function)
+    assert not verdict
+    assert said in " ".join(str(verdict).split())
+
+
+def test_threads_of_a_row_exchange_nothing():
+    found = spans.work(33)
+    assert found["shuffles"] == 0
+    assert 10 < found["instructions"] < 25
