@@ -175,7 +175,7 @@ def alt(n_cols: int, n_rows: int = 4) -> str:
 
 
 def _shape(n_cols: int, n_rows: int) -> tuple[int, int]:
-    n_cols = count("n_cols", n_cols, MOST_COLS, least=staged.MIN_COLS)
+    n_cols = count("n_cols", n_cols, MOST_COLS, least=2)
     return n_cols, count("n_rows", n_rows, MOST_ROWS)
 
 

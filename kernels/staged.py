@@ -3,7 +3,7 @@
 Builds on: `kernels.unaligned`; shared memory and banks as in `kernels.cuda`.
 Changes: adjacent rows without gaps are one span. A program moves the span of its tile
     in accesses of 16 bytes, to shared memory and back. There, each thread takes rows of
-    its own: rows have no edges, and threads exchange nothing.
+    its own. So threads exchange nothing.
 Costs: MN values read and MN written; the same twice in shared memory.
 Source: measured (`notebooks/recorded/`); PTX ISA, `ld.shared` and `st.shared`.
 """
@@ -19,7 +19,8 @@ from kernels.lab import shared
 from kernels.lab.launch import Launch, ceil_div, constants_of, pointer_to, power_of_2
 from kernels.tiled import INTERPRETED, exp_shifted
 
-MIN_COLS, MAX_COLS = 2, 64  # of 16 bits: a thread holds a row
+MAX_COLS, MAX_ROWS = unaligned.MAX_COLS, unaligned.MAX_ROWS
+LONGEST = 64  # columns of 16 bits, which a thread can hold; longer rows are unaligned's
 WORDS_OF_A_THREAD = 8  # at least: it takes several rows of fewer words
 
 
@@ -162,6 +163,7 @@ def softmax_kernel(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     REST: tl.constexpr,
+    COPIED: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """One program computes the softmax of a tile of adjacent rows, each in one thread.
@@ -174,21 +176,19 @@ def softmax_kernel(
             their addresses.
         n_rows, n_cols: their shape.
         ROWS: of a tile, a power of two.
-        WORDS, REST: of a row, as two powers of two: all of WORDS exist. REST may be 0,
-            and counts the value more as a word.
+        WORDS, REST: of a row, as two powers of two: all of WORDS exist. REST may be 0.
+        COPIED: room for the words and the value of a row beyond WORDS, in words; a
+            power of two, or 0.
         THREADS: of the program, which ROWS is a multiple of.
     """
     first_row = tl.program_id(0) * ROWS
     start = first_row.to(tl.int64) * n_cols
     n_values = tl.minimum(n_rows - first_row, ROWS) * n_cols
-    # At least a chunk for each thread. If not, several threads would copy the same one.
-    enough: tl.constexpr = REST == 0 or ROWS * REST >= 4 * THREADS
-    STAGED: tl.constexpr = REST if enough else 4 * THREADS // ROWS
-    address = 0 if INTERPRETED else shared.reserve(4 * ROWS * (WORDS + STAGED))
+    address = 0 if INTERPRETED else shared.reserve(4 * ROWS * (WORDS + COPIED))
     source = address, input_ptr + start, n_values
     target = address, output_ptr + start, n_values
     if not INTERPRETED:
-        copy_in(source, ROWS * WORDS // 4, ROWS * STAGED // 4, THREADS)
+        copy_in(source, ROWS * WORDS // 4, ROWS * COPIED // 4, THREADS)
 
     # Shapes: (words, ROWS). So a thread holds whole rows.
     begin = tl.arange(0, ROWS)[None, :] * n_cols
@@ -223,7 +223,7 @@ def softmax_kernel(
         store_words(target, rest_place, rest_low, rest_high, rest_inside)
 
     if not INTERPRETED:
-        copy_out(target, ROWS * WORDS // 4, ROWS * STAGED // 4, THREADS)
+        copy_out(target, ROWS * WORDS // 4, ROWS * COPIED // 4, THREADS)
 
 
 @dataclass(frozen=True)
@@ -233,6 +233,7 @@ class Config:
     rows: int
     words: int
     rest: int
+    copied: int
     threads: int
     num_warps: int
 
@@ -240,18 +241,29 @@ class Config:
 def choose_config(n_cols: int) -> Config:
     """The configuration for rows of n_cols values of 16 bits."""
     words = power_of_2(n_cols // 2 + 1) // 2
-    rest = ceil_div(n_cols, 2) - words
     num_warps = 2 if words >= 16 else 4
-    rows = 32 * num_warps * max(1, WORDS_OF_A_THREAD // words)
+    threads = 32 * num_warps
+    rows = threads * max(1, WORDS_OF_A_THREAD // words)
+    rest, copied = n_cols // 2 - words, ceil_div(n_cols, 2) - words
     rest = power_of_2(rest) if rest else 0
-    return Config(rows, words, rest, 32 * num_warps, num_warps)
+    # At least a chunk for each thread. If not, several threads would copy the same one.
+    copied = max(power_of_2(copied), 4 * threads // rows) if copied else 0
+    return Config(rows, words, rest, copied, threads, num_warps)
 
 
 def fits(output: torch.Tensor, x: torch.Tensor) -> bool:
-    """Whether the kernel takes x's rows, and writes to output."""
-    return MIN_COLS <= x.shape[1] <= MAX_COLS and all(
-        t.element_size() == 2 and t.is_contiguous() and tiled.row_shift(t) == 0
-        for t in (output, x)
+    """Whether the kernel takes x's rows, and writes to output.
+
+    Where 8 divides n_cols, rows are aligned, and have bank conflicts here.
+    """
+    n_cols = x.shape[1]
+    return (
+        1 < n_cols <= LONGEST
+        and n_cols % 8 > 0
+        and all(
+            t.element_size() == 2 and t.is_contiguous() and tiled.row_shift(t) == 0
+            for t in (output, x)
+        )
     )
 
 

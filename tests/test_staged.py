@@ -10,7 +10,7 @@ from kernels.lab import backend, compile, meter, shared
 from tests.helpers import assert_right, matrix, meta_matrix
 from tests.shared_memory import SharedMemory
 
-LENGTHS = (2, 3, 4, 5, 7, 8, 15, 31, 32, 33, 47, 62, 63, 64)
+LENGTHS = (2, 3, 4, 5, 7, 9, 12, 15, 17, 31, 33, 34, 47, 49, 62, 63)
 HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -79,7 +79,7 @@ def test_a_store_beyond_a_row_is_caught(memory, monkeypatch):
 
     monkeypatch.setattr(shared, "store", everywhere)
     with pytest.raises(AssertionError):
-        assert_all_right([torch.bfloat16], [7])
+        assert_all_right([torch.bfloat16], [15])
 
 
 def test_an_address_beyond_what_is_reserved_is_caught(memory, monkeypatch):
@@ -161,6 +161,8 @@ def short(n_cols: int = 7, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         (short(), short(dtype=torch.float32)),
         (short(dtype=torch.float32), short()),
         (short(65), short(65)),
+        (short(1), short(1)),
+        (short(64), short(64)),
     ],
 )
 def test_other_matrices_have_the_launch_of_unaligned(output, x):
