@@ -10,7 +10,7 @@ the row's ends element by element. On an H200, rows of 33 bfloat16 values then t
 times as long as the copy (`fastest.csv`). But adjacent rows have no gaps: a tile of
 rows is one aligned span. Here the threads move the span in accesses of 16 bytes,
 whatever the rows' length, to shared memory and back. There, each thread takes rows of
-its own. So no row has edges, and the threads of a row exchange nothing.
+its own, so threads exchange nothing.
 
 Triton has no operation for an address in shared memory. Five helpers say it in PTX. The
 interpreter has no shared memory: there, values are loaded from and stored to the
@@ -257,7 +257,7 @@ def softmax_kernel(
     # Shapes: (words, ROWS). So a thread holds whole rows.
     begin = tl.arange(0, ROWS)[None, :] * n_cols
     odd = begin % 2
-    is_one = 0 * begin < n_cols % 2
+    is_one = (begin >= 0) & (n_cols % 2 == 1)  # of begin's shape
     one_place = begin + tl.where(odd > 0, 0, n_cols - 1)
     one = load_values(source, one_place, is_one)
     place = begin + odd + 2 * tl.arange(0, WORDS)[:, None]
@@ -267,7 +267,7 @@ def softmax_kernel(
     if REST:
         word = WORDS + tl.arange(0, REST)[:, None]
         rest_place = begin + odd + 2 * word
-        rest_inside = word + 0 * begin < n_cols // 2
+        rest_inside = (word < n_cols // 2) & (begin >= 0)
         rest_low, rest_high = load_words(source, rest_place, rest_inside)
         rest_max = tl.max(tl.maximum(rest_low, rest_high), axis=0)[None, :]
         row_max = tl.maximum(row_max, rest_max)
