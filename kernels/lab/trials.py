@@ -2,8 +2,8 @@
 
 A trial returns an `Outcome`, with a sentence about the first failure. In Triton's
 interpreter every access is watched, so that the sentence can name the kernel's line
-where one is outside a tensor. Only `kernels.lab.judge` calls
-trials; it shares the comparison of answers.
+where one is outside a tensor. Only `kernels.lab.judge` calls trials; it shares the
+comparison of answers.
 
 Weighed: `hypothesis` searches for inputs and shrinks them. A learner's kernel takes
 seconds in the interpreter, and the inputs that break kernels are known
