@@ -1,17 +1,17 @@
 """One softmax for every shape: the kernel that measurement says is the fastest.
 
-Builds on: `tiled`, `unaligned`, `online` and `cooperative`, the chapters before.
+Builds on: `tiled`, `unaligned`, `online` and `cooperative`; `staged` comes later.
 Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape and
     strides, behind PyTorch's own signature.
 Costs: MN values read and MN written; 2MN read where columns are not adjacent.
-Source: measured (`notebooks/recorded/`); PyTorch's documentation of
-    `torch.nn.functional.softmax`.
+Source: measured (`notebooks/recorded/`); PyTorch's documentation of softmax.
 """
 
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
 LONGEST_OF_FEW = 32768  # the same where the matrix is too small to fill the GPU
 LONGEST_APART = {2: (16384, 40960), 4: (32768, 32768)}  # by element; one block, or two
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
-ROW_KERNELS = {"tiled": tiled, "unaligned": unaligned, "cooperative": cooperative}
+SHORTEST = 64  # columns of 16 bits that `staged` takes
 
 
 def choose(
@@ -39,11 +39,11 @@ def choose(
 ) -> str:
     """Returns the name of the chapter whose kernel takes a matrix of adjacent columns.
 
-    A program takes a whole row of up to LONGEST_TILE bytes, or of up to LONGEST_OF_FEW
-    if the matrix is too small to fill the GPU, or of up to LONGEST_APART if it loads
-    element by element. Several programs share a longer row if all of them run at once,
-    beside others; `online` takes the rest. Of a program's rows `tiled` takes those with
-    wide accesses, unless several warps would hold two blocks.
+    A program takes a whole row of up to LONGEST_TILE bytes; LONGEST_OF_FEW if the
+    matrix is too small to fill the GPU; LONGEST_APART if it loads by element. Several
+    programs share a longer row if all of them run at once, beside others; `online`
+    takes the rest. Of a program's rows, `tiled` takes those with wide accesses, unless
+    several warps would hold two blocks, and `staged` many short ones of 16 bits.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
@@ -68,7 +68,8 @@ def choose(
             fits_8 = tiled.SHORT_BYTES <= row_bytes <= LONGEST_NARROW or not same_shift
             wide = wide or vector == n_cols or (vector > 1 and fits_8)
             wide = wide and not (is_split and same_shift and row_bytes > LONGEST_SPLIT)
-        return "tiled" if wide else "unaligned"
+        short = n_cols <= SHORTEST and element_size == 2 and same_shift and not few
+        return "tiled" if wide else "staged" if short else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
 
@@ -158,9 +159,11 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         return lambda y, x: [f(y.view(shape)[r], x.view(shape)[r]) for r, f in halves]
     few = stem != "cooperative" and n_rows <= launch.sms_and_threads()[0]
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
-    return CachedLaunch(ROW_KERNELS[stem].launch_for(output, matrix, config))
+    chapter = import_module(f"kernels.{stem}")  # nothing else needs `staged`
+    return CachedLaunch(chapter.launch_for(output, matrix, config))
 
 
+@functools.lru_cache(maxsize=4096)
 def _config_of_few(
     n_cols: int, element_size: int, aligned: bool, same_shift: bool
 ) -> tiled.Config:
@@ -177,9 +180,4 @@ def _config_of_few(
     config = tiled.choose_config(size, element_size, vector)
     if not aligned and (same_shift or element_size == 2):
         config = unaligned.choose_config(size, element_size, same_shift)
-    return _of_one_row(config)
-
-
-@functools.cache
-def _of_one_row(config: tiled.Config) -> tiled.Config:
     return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))

@@ -19,7 +19,8 @@ REPOSITORY = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PAGES = [*sorted((ROOT / "book").glob("*.md")), *NOTEBOOKS]
 UNDER_THE_HOOD = range(8, 14)  # chapters beside the ladder
-BESIDE = ("traffic", "residency", "gradient", "operator")  # no softmax of their own
+# No softmax of their own, or one of short rows.
+BESIDE = ("traffic", "residency", "gradient", "operator", "staged")
 STEPS = [
     path.stem[3:]
     for path in NOTEBOOKS

@@ -32,6 +32,7 @@ LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by par
 LONGER = {
     "unaligned": 270,  # short rows have a rule of their own, and rows of slices
     "online": 295,  # one launch, or two steps of programs that share rows
+    "staged": 295,  # every access to shared memory is a function of its own
     "cooperative": 325,  # its kernel waits for the other parts, and helps
     "gradient": 460,  # its kernels do what those of three chapters do
 }

@@ -22,6 +22,7 @@ from kernels import (
     persistent,
     program,
     residency,
+    staged,
     strided,
     tiled,
     traffic,
@@ -123,6 +124,12 @@ def of_gradient(dtype):
         yield gradient.launch_for(y, y, y)
 
 
+def of_staged(dtype):
+    for n_cols in (3, 33, 63):
+        x = meta_matrix(64, n_cols, dtype)
+        yield staged.launch_for(x, x)  # of 32 bits: another chapter's
+
+
 CHAPTERS = {
     "traffic": of_traffic,
     "program": of_program,
@@ -135,6 +142,7 @@ CHAPTERS = {
     "online": of_online,
     "cooperative": of_cooperative,
     "gradient": of_gradient,
+    "staged": of_staged,
 }
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 
 import kernels
-from kernels import cooperative, fastest, online, tiled, unaligned
+from kernels import cooperative, fastest, online, staged, tiled, unaligned
 from kernels.lab import backend, compile, direct, launch, operator
 from tests.helpers import STEMS, TRITON, FakeKernel, assert_right, input_of, tensor
 from tests.lab.test_direct import launches_for
@@ -95,12 +95,13 @@ def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
     for n_cols in (1, 2, 33, 64, 1000, 1001):
         vector = tiled.choose_vector(n_cols, dtype.itemsize, n_cols)
         aligned = vector > 1 or n_cols == 1
-        stem = fastest.choose(MANY, n_cols, dtype)
-        assert stem == ("tiled" if aligned else "unaligned")
+        stem = fastest.choose(10 * MANY, n_cols, dtype)
+        narrow = "staged" if dtype.itemsize == 2 and n_cols <= 64 else "unaligned"
+        assert stem == ("tiled" if aligned else narrow)
         widest = 16 // dtype.itemsize
-        assert fastest.choose(MANY, n_cols, dtype, widest) == "tiled"
-        by_element = "tiled" if n_cols == 1 else "unaligned"
-        assert fastest.choose(MANY, n_cols, dtype, 1) == by_element
+        assert fastest.choose(10 * MANY, n_cols, dtype, widest) == "tiled"
+        by_element = "tiled" if n_cols == 1 else narrow
+        assert fastest.choose(10 * MANY, n_cols, dtype, 1) == by_element
 
 
 @pytest.mark.parametrize(
@@ -108,8 +109,9 @@ def test_alignment_decides_between_the_kernels_of_whole_rows(dtype):
     [
         (2, torch.bfloat16, "tiled"),  # one access for a row
         (4, torch.bfloat16, "tiled"),
-        (6, torch.bfloat16, "unaligned"),
-        (34, torch.bfloat16, "unaligned"),  # 4 bytes
+        (10, torch.bfloat16, "staged"),
+        (34, torch.bfloat16, "staged"),  # 4 bytes
+        (66, torch.bfloat16, "unaligned"),
         (100, torch.bfloat16, "unaligned"),  # 8 bytes, and an edge is a small part
         (100, torch.float16, "unaligned"),
         (104, torch.bfloat16, "tiled"),  # 16 bytes
@@ -135,7 +137,7 @@ def test_no_kernel_is_asked_for_more_than_it_takes():
     rows = (1, 100, 10**4, MANY, tiled.MAX_ROWS, tiled.MAX_ROWS + 1)
     for n_rows, n_cols, dtype in itertools.product(rows, columns, fastest.DTYPES):
         stem = fastest.choose(n_rows, n_cols, dtype)
-        module = STEMS[stem]
+        module = {**STEMS, "staged": staged}[stem]
         assert n_cols <= getattr(module, "MAX_COLS", INF)
         assert stem == "cooperative" or n_rows <= getattr(module, "MAX_ROWS", INF)
         assert stem == "online" or dtype in backend.DTYPES

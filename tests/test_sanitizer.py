@@ -22,9 +22,9 @@ import triton.language as tl
 
 import kernels
 from benchmarks import variants
-from kernels import cooperative, fastest, tiled
+from kernels import cooperative, fastest, staged, tiled
 from kernels.lab import backend
-from tests.helpers import FakeKernel, assert_right, matrix
+from tests.helpers import FakeKernel, assert_right
 
 LIMIT_S = 300
 
@@ -49,6 +49,7 @@ def softmaxes() -> Iterator[tuple[Callable, tuple[int, int]]]:
             yield module.softmax, (3, 2049)
     yield variants.three_pass, (3, 2049)
     yield tiled.softmax, (3, 2560)  # wide accesses, two blocks
+    yield staged.softmax, (131, 33)  # in bfloat16, a last tile with values left over
     for n_cols in (40_000, 40_001):  # several programs for a row
         yield cooperative.softmax, (2, n_cols)
 
@@ -104,7 +105,8 @@ def test_every_kernel_is_among_them(monkeypatch):
     monkeypatch.setattr(kernels.operator.rules(), "launches", {})
     fastest.known.clear()
     for softmax, _ in softmaxes():
-        softmax(matrix(2, 33))
+        for dtype in (torch.float32, torch.bfloat16):
+            softmax(torch.ones(2, 33, dtype=dtype, device=backend.DEVICE))
     homes = {kernel: inspect.getmodule(kernel.fn).__name__ for kernel in found}
     assert {"kernels.tiled", "kernels.unaligned"} <= set(homes.values())
     assert [homes[kernel] for kernel, spy in found.items() if not spy.calls] == []

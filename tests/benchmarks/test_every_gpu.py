@@ -26,7 +26,6 @@ from benchmarks import (
     residency,
     schedules,
     sharing,
-    staging,
     steps,
     tiles,
     variants,
@@ -148,13 +147,6 @@ def of_sharing():
     yield sharing.helping_kernel, arguments, {"PATIENCE": sharing.PATIENCES[0]}
 
 
-def of_staging():
-    for dtype in (torch.float16, torch.bfloat16):
-        for n_cols in (staging.LENGTHS[0], staging.LENGTHS[-1]):
-            x = meta_matrix(4096, n_cols, dtype)
-            yield staging.launch_for(x, x)
-
-
 def of_steps():
     tile = {"ROWS_PER_TILE": 4, "BLOCK_COLS": 1024}
     for kernel in (steps.tile_kernel, steps.loop_kernel):
@@ -192,7 +184,6 @@ MODULES = {
     "residency": of_residency,
     "schedules": of_schedules,
     "sharing": of_sharing,
-    "staging": of_staging,
     "steps": of_steps,
     "tiles": of_tiles,
     "variants": of_variants,

@@ -24,6 +24,7 @@ TOGETHER = [  # who shares a figure; the copy is dashed and is looked at by itse
     ["strided", "program", "torch", "torch.compile"],
     ["persistent", "persistent.tiled", "persistent.onerow", "persistent.resident"],
     ["meta", "persistent", "tiled", "unaligned", "torch"],
+    ["tiled", "unaligned", "staged"],
     ["tiled", "unaligned", "online", "cooperative", "fastest"],
     [name for name in style.STYLES if name.startswith("online")],
     ["tiled", "fastest", *PEERS],

@@ -1,90 +1,27 @@
-"""Experiment: short rows that pass through shared memory, each row in one thread.
+"""Short rows through shared memory: wide accesses wherever a row starts.
 
-    python -m benchmarks.staging
-
-On a GPU, prints the times of the kernel below, of `kernels.softmax` and of the copy,
-for 256 MiB of rows of each of several lengths.
-
-Where 16 bytes divide neither a row's start nor its length, `kernels.unaligned` moves
-the row's ends element by element. On an H200, rows of 33 bfloat16 values then take 1.1
-times as long as the copy (`fastest.csv`). But adjacent rows have no gaps: a tile of
-rows is one aligned span. Here the threads move the span in accesses of 16 bytes,
-whatever the rows' length, to shared memory and back. There, each thread takes rows of
-its own, so threads exchange nothing.
-
-Triton has no operation for an address in shared memory. Five helpers say it in PTX. The
-interpreter has no shared memory: there, values are loaded from and stored to the
-matrices themselves.
+Builds on: `kernels.unaligned`; shared memory and banks as in `kernels.cuda`.
+Changes: adjacent rows without gaps are one span. A program moves the span of its tile
+    in accesses of 16 bytes, to shared memory and back. There, each thread takes rows of
+    its own. So threads exchange nothing.
+Costs: MN values read and MN written; the same twice in shared memory.
+Source: measured (`notebooks/recorded/`); PTX ISA, `ld.shared` and `st.shared`.
 """
 
-import argparse
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-import kernels
-from kernels import tiled
-from kernels.lab import backend, clock, record
+from kernels import tiled, unaligned
+from kernels.lab import shared
 from kernels.lab.launch import Launch, ceil_div, constants_of, pointer_to, power_of_2
 from kernels.tiled import INTERPRETED, exp_shifted
 
-MIN_COLS, MAX_COLS = 2, 64  # of 16 bits: a thread holds a row
+MAX_COLS, MAX_ROWS = unaligned.MAX_COLS, unaligned.MAX_ROWS
+LONGEST = 64  # columns of 16 bits, which a thread can hold; longer rows are unaligned's
 WORDS_OF_A_THREAD = 8  # at least: it takes several rows of fewer words
-LENGTHS = 3, 7, 12, 15, 23, 31, 33, 36, 47, 55, 63
-
-
-@triton.jit
-def reserve(BYTES: tl.constexpr):
-    """Reserves shared memory for a program. Returns its address, which 16 divides."""
-    code: tl.constexpr = f"{{ .shared .align 16 .b8 tile[{BYTES}]; mov.u32 $0, tile; }}"
-    return tl.inline_asm_elementwise(code, "=r", [], tl.int32, False, 1)
-
-
-@triton.jit
-def load_shared(address, inside, BITS: tl.constexpr):
-    """Reads integers of 16 or 32 bits from shared memory; 0 where not inside."""
-    kinds: tl.constexpr = "=&h,r,r" if BITS == 16 else "=&r,r,r"
-    code: tl.constexpr = (
-        f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; "
-        f"mov.b{BITS} $0, 0; @p ld.shared.b{BITS} $0, [$1]; }}"
-    )
-    args = [address, inside.to(tl.int32)]
-    return tl.inline_asm_elementwise(
-        code, kinds, args, tl.int16 if BITS == 16 else tl.int32, False, 1
-    )
-
-
-@triton.jit
-def store_shared(address, bits, inside):
-    """Writes the integers that are inside to shared memory."""
-    BITS: tl.constexpr = bits.dtype.primitive_bitwidth
-    kinds: tl.constexpr = "=r,r,h,r" if BITS == 16 else "=r,r,r,r"
-    # PTX must return something to Triton: zeros, which nobody uses.
-    code: tl.constexpr = (
-        f"{{ .reg .pred p; setp.ne.s32 p, $3, 0; "
-        f"@p st.shared.b{BITS} [$1], $2; mov.b32 $0, 0; }}"
-    )
-    args = [address, bits, inside.to(tl.int32)]
-    tl.inline_asm_elementwise(code, kinds, args, tl.int32, False, 1)
-
-
-@triton.jit
-def load_chunk(address):
-    """Reads chunks of 16 bytes from shared memory, as two integers each."""
-    code: tl.constexpr = "ld.shared.v2.b64 {$0, $1}, [$2];"
-    return tl.inline_asm_elementwise(
-        code, "=l,=l,r", [address], (tl.int64, tl.int64), False, 1
-    )
-
-
-@triton.jit
-def store_chunk(address, one, two):
-    """Writes chunks of 16 bytes to shared memory."""
-    code: tl.constexpr = "st.shared.v2.b64 [$1], {$2, $3}; mov.b32 $0, 0;"
-    args = [address, one, two]
-    tl.inline_asm_elementwise(code, "=r,r,l,l", args, tl.int32, False, 1)
 
 
 @triton.jit
@@ -94,35 +31,35 @@ def load_values(tile, place, inside):
     A tile is its address in shared memory, the pointer to its first value, and the
     number of its values.
     """
-    shared, ptr, n_values = tile
+    address, ptr, n_values = tile
     dtype: tl.constexpr = ptr.dtype.element_ty
     if INTERPRETED:
         x = tl.load(ptr + place, inside & (place < n_values), -float("inf"))
     else:
-        x = load_shared(shared + 2 * place, inside, 16).to(dtype, bitcast=True)
+        x = shared.load(address + 2 * place, inside, 16).to(dtype, bitcast=True)
     return tl.where(inside, x.to(tl.float32), -float("inf"))
 
 
 @triton.jit
 def store_values(tile, place, value, inside):
     """Stores the values that are inside to their places in the tile."""
-    shared, ptr, n_values = tile
+    address, ptr, n_values = tile
     dtype: tl.constexpr = ptr.dtype.element_ty
     if INTERPRETED:
         tl.store(ptr + place, value, inside & (place < n_values))
     else:
         bits = value.to(dtype).to(tl.int16, bitcast=True)
-        store_shared(shared + 2 * place, bits, inside)
+        shared.store(address + 2 * place, bits, inside)
 
 
 @triton.jit
 def load_words(tile, place, inside):
     """Loads words of two values: those at even places, and those that follow them."""
-    shared, ptr, _ = tile
+    address, ptr, _ = tile
     dtype: tl.constexpr = ptr.dtype.element_ty
     if INTERPRETED:
         return load_values(tile, place, inside), load_values(tile, place + 1, inside)
-    word = load_shared(shared + 2 * place, inside, 32)
+    word = shared.load(address + 2 * place, inside, 32)
     low = word.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     high = (word >> 16).to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
     low = tl.where(inside, low, -float("inf"))
@@ -132,7 +69,7 @@ def load_words(tile, place, inside):
 @triton.jit
 def store_words(tile, place, low, high, inside):
     """Stores words of two values, as `load_words` loads them."""
-    shared, ptr, _ = tile
+    address, ptr, _ = tile
     dtype: tl.constexpr = ptr.dtype.element_ty
     if INTERPRETED:
         store_values(tile, place, low, inside)
@@ -140,7 +77,7 @@ def store_words(tile, place, low, high, inside):
     else:
         low = low.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
         high = high.to(dtype).to(tl.int16, bitcast=True).to(tl.int32) << 16
-        store_shared(shared + 2 * place, low | high, inside)
+        shared.store(address + 2 * place, low | high, inside)
 
 
 @triton.jit
@@ -149,11 +86,11 @@ def find_chunks(tile, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
     To Triton, a chunk is two integers of 64 bits.
     """
-    shared, ptr, n_values = tile
+    address, ptr, n_values = tile
     chunk = FIRST + tl.arange(0, COUNT)
     ptr = tl.multiple_of(ptr.to(tl.pointer_type(tl.int64)), 16)
     ptrs = ptr + 2 * chunk[:, None] + tl.arange(0, 2)[None, :]
-    return shared + 16 * chunk, ptrs, chunk[:, None] < n_values // 8
+    return address + 16 * chunk, ptrs, chunk[:, None] < n_values // 8
 
 
 @triton.jit
@@ -166,16 +103,16 @@ def load_chunks(tile, FIRST: tl.constexpr, COUNT: tl.constexpr):
 @triton.jit
 def stage_chunks(tile, chunks, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Writes loaded chunks to shared memory; zeros where the tile has no more."""
-    address, _, _ = find_chunks(tile, FIRST, COUNT)
+    places, _, _ = find_chunks(tile, FIRST, COUNT)
     one, two = tl.split(chunks)
-    store_chunk(address, one, two)
+    shared.store_chunk(places, one, two)
 
 
 @triton.jit
 def store_chunks(tile, FIRST: tl.constexpr, COUNT: tl.constexpr):
     """Stores chunks from shared memory."""
-    address, ptrs, inside = find_chunks(tile, FIRST, COUNT)
-    one, two = load_chunk(address)
+    places, ptrs, inside = find_chunks(tile, FIRST, COUNT)
+    one, two = shared.load_chunk(places)
     tl.store(ptrs, tl.join(one, two), inside)
 
 
@@ -226,6 +163,7 @@ def softmax_kernel(
     ROWS: tl.constexpr,
     WORDS: tl.constexpr,
     REST: tl.constexpr,
+    COPIED: tl.constexpr,
     THREADS: tl.constexpr,
 ):
     """One program computes the softmax of a tile of adjacent rows, each in one thread.
@@ -238,21 +176,19 @@ def softmax_kernel(
             their addresses.
         n_rows, n_cols: their shape.
         ROWS: of a tile, a power of two.
-        WORDS, REST: of a row, as two powers of two: all of WORDS exist. REST may be 0,
-            and counts the value more as a word.
+        WORDS, REST: of a row, as two powers of two: all of WORDS exist. REST may be 0.
+        COPIED: room for the words and the value of a row beyond WORDS, in words; a
+            power of two, or 0.
         THREADS: of the program, which ROWS is a multiple of.
     """
     first_row = tl.program_id(0) * ROWS
     start = first_row.to(tl.int64) * n_cols
     n_values = tl.minimum(n_rows - first_row, ROWS) * n_cols
-    # At least a chunk for each thread. If not, several threads would copy the same one.
-    enough: tl.constexpr = REST == 0 or ROWS * REST >= 4 * THREADS
-    STAGED: tl.constexpr = REST if enough else 4 * THREADS // ROWS
-    shared = 0 if INTERPRETED else reserve(4 * ROWS * (WORDS + STAGED))
-    source = shared, input_ptr + start, n_values
-    target = shared, output_ptr + start, n_values
+    address = 0 if INTERPRETED else shared.reserve(4 * ROWS * (WORDS + COPIED))
+    source = address, input_ptr + start, n_values
+    target = address, output_ptr + start, n_values
     if not INTERPRETED:
-        copy_in(source, ROWS * WORDS // 4, ROWS * STAGED // 4, THREADS)
+        copy_in(source, ROWS * WORDS // 4, ROWS * COPIED // 4, THREADS)
 
     # Shapes: (words, ROWS). So a thread holds whole rows.
     begin = tl.arange(0, ROWS)[None, :] * n_cols
@@ -287,7 +223,7 @@ def softmax_kernel(
         store_words(target, rest_place, rest_low, rest_high, rest_inside)
 
     if not INTERPRETED:
-        copy_out(target, ROWS * WORDS // 4, ROWS * STAGED // 4, THREADS)
+        copy_out(target, ROWS * WORDS // 4, ROWS * COPIED // 4, THREADS)
 
 
 @dataclass(frozen=True)
@@ -297,6 +233,7 @@ class Config:
     rows: int
     words: int
     rest: int
+    copied: int
     threads: int
     num_warps: int
 
@@ -304,21 +241,44 @@ class Config:
 def choose_config(n_cols: int) -> Config:
     """The configuration for rows of n_cols values of 16 bits."""
     words = power_of_2(n_cols // 2 + 1) // 2
-    rest = ceil_div(n_cols, 2) - words
     num_warps = 2 if words >= 16 else 4
-    rows = 32 * num_warps * max(1, WORDS_OF_A_THREAD // words)
+    threads = 32 * num_warps
+    rows = threads * max(1, WORDS_OF_A_THREAD // words)
+    rest, copied = n_cols // 2 - words, ceil_div(n_cols, 2) - words
     rest = power_of_2(rest) if rest else 0
-    return Config(rows, words, rest, 32 * num_warps, num_warps)
+    # At least a chunk for each thread. If not, several threads would copy the same one.
+    copied = max(power_of_2(copied), 4 * threads // rows) if copied else 0
+    return Config(rows, words, rest, copied, threads, num_warps)
 
 
-def launch_for(output: torch.Tensor, x: torch.Tensor) -> Launch:
+def fits(output: torch.Tensor, x: torch.Tensor) -> bool:
+    """Whether the kernel takes x's rows, and writes to output.
+
+    Where 8 divides n_cols, rows are aligned, and have bank conflicts here.
+    """
+    n_cols = x.shape[1]
+    return (
+        1 < n_cols <= LONGEST
+        and n_cols % 8 > 0
+        and all(
+            t.element_size() == 2 and t.is_contiguous() and tiled.row_shift(t) == 0
+            for t in (output, x)
+        )
+    )
+
+
+def launch_for(
+    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    Args:
-        output, x: (n_rows, n_cols), of one float dtype of 16 bits and of MIN_COLS to
-            MAX_COLS columns, contiguous, their addresses divisible by 16.
+    Where the kernel does not take the rows (`fits`), this is the launch of `unaligned`.
+
+    Args: as for `kernels.tiled.launch_for`.
     """
-    config = choose_config(x.shape[1])
+    if not fits(output, x):
+        return unaligned.launch_for(output, x)
+    config = config or choose_config(x.shape[1])
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(x.shape[0], config.rows),),
@@ -329,37 +289,5 @@ def launch_for(output: torch.Tensor, x: torch.Tensor) -> Launch:
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row of a matrix that `launch_for` takes.
-
-    Raises:
-        TypeError, ValueError: x is not such a matrix.
-    """
-    backend.validate(x, max_cols=MAX_COLS, contiguous=True)
-    if x.element_size() != 2 or x.shape[1] < MIN_COLS:
-        raise ValueError(
-            f"x must have {MIN_COLS} columns or more of 16 bits, got {x.shape[1]} of "
-            f"{x.dtype}; kernels.softmax takes any"
-        )
-    if tiled.row_shift(x):
-        raise ValueError(
-            f"x must start at an address that 16 divides, got {x.data_ptr()}; "
-            "x.clone() starts at one"
-        )
-    output = torch.empty_like(x)
-    if x.numel():
-        launch_for(output, x)(output, x)
-    return output
-
-
-def main() -> None:
-    """Measures, and prints the medians."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    clock.require_gpu()
-    providers = {"staged": softmax, "softmax": kernels.softmax}
-    cases = record.of_size(2**28, LENGTHS, [torch.bfloat16])
-    df = record.sweep("staging", providers, cases, clock="device")
-    print(df.pivot(index=["dtype", "n_cols"], columns="provider", values="p50_us"))
-
-
-if __name__ == "__main__":
-    main()
+    """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
+    return tiled.softmax(x, launch_for)
