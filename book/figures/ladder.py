@@ -24,10 +24,10 @@ from kernels.lab.plot import Figure
 CASE = record.Case(torch.bfloat16, 4096, 32768)
 CLOCK = "device"
 # Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
-# launches the kernel of `strided`, `gradient` is the backward pass, and `operator`
-# makes PyTorch know both.
+# launches the kernel of `strided`, `gradient` is the backward pass, `operator` makes
+# PyTorch know both, and `staged` is for short rows.
 BESIDE = (
-    *("traffic", "residency", "gradient", "operator"),
+    *("traffic", "residency", "gradient", "operator", "staged"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
 )
 STEPS = tuple(stem for stem in kernels.CHAPTERS if stem not in BESIDE)
