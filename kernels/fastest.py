@@ -123,10 +123,7 @@ known: dict[torch.Size, tuple[Callable[..., Tensor | None], ...]] = {}
 
 
 def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
-    """Chooses a kernel for tensors like these, and prepares its launch.
-
-    The launch takes the tensors as they are: a kernel is passed only their addresses.
-    """
+    """Prepares a launch for tensors like these, which it takes as they are."""
     from kernels.lab.direct import CachedLaunch  # nothing needs it before a call
 
     if x.numel() == 0:
@@ -163,21 +160,24 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     return CachedLaunch(chapter.launch_for(output, matrix, config))
 
 
-@functools.lru_cache(maxsize=4096)
 def _config_of_few(
     n_cols: int, element_size: int, aligned: bool, same_shift: bool
 ) -> tiled.Config:
     """The configuration where the GPU has an SM for each row.
 
-    Lengths up to a power of two take about as long, and share a kernel. Blocks of
-    32 KiB are split as in `tiled`.
+    Lengths up to a power of two share a kernel: they take about as long.
     """
     vector = 16 // element_size if aligned or same_shift else 1
     body = n_cols // vector * vector
     size = max(launch.power_of_2(body), 512 // element_size)
-    if body <= size * 5 // 8 and size * element_size == 32768:
+    if body <= size * 5 // 8 and size * element_size == 32768:  # split, as in `tiled`
         size = size * 5 // 8
     config = tiled.choose_config(size, element_size, vector)
     if not aligned and (same_shift or element_size == 2):
         config = unaligned.choose_config(size, element_size, same_shift)
+    return _of_one_row(config)
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_one_row(config: tiled.Config) -> tiled.Config:
     return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))
