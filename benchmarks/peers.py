@@ -32,6 +32,7 @@ import os
 import queue
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ def _compiled() -> Softmax:
     config.recompile_limit = 4096  # beyond it, it would raise (fullgraph)
     config.accumulated_recompile_limit = 4096
     inductor.compile_threads = 1  # one kernel each: no pool of processes
+    for said in (r"\s*Online softmax is disabled", "IProgress not found"):
+        warnings.filterwarnings("ignore", said)  # the compiler, in a first call
     return torch.compile(native, dynamic=False, fullgraph=True)
 
 

@@ -307,6 +307,15 @@ def test_what_a_cell_prints_is_one_output(notebook):
         assert not any(map(operator.eq, names, names[1:])), cell.source
 
 
+def test_outputs_hold_no_warnings(notebook):
+    """They name the recording machine's folders, and no learner needs them."""
+    for cell in code(notebook):
+        said = [
+            output.text for output in cell.outputs if output.get("name") == "stderr"
+        ]
+        assert said == [], cell.source
+
+
 OPENED = "\n    import open_course\n"
 
 
