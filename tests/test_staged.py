@@ -6,7 +6,7 @@ import triton.language as tl
 
 from benchmarks import edges
 from kernels import fastest, staged, unaligned
-from kernels.lab import backend, compile, meter, shared
+from kernels.lab import backend, compile, meter, models, shared
 from tests.helpers import assert_right, matrix, meta_matrix
 from tests.shared_memory import SharedMemory
 
@@ -125,6 +125,20 @@ def test_the_threads_of_a_row_exchange_nothing(n_cols):
     made = compile.aot(staged.launch_for(x, x))
     assert made.count(r"shfl\.") == 0
     assert made.count(r"bar\.sync") == 3
+
+
+@pytest.mark.parametrize(("n_cols", "of_a_thread"), [(63, 1), (15, 2), (7, 4)])
+def test_a_thread_takes_as_many_rows_as_the_page_says(n_cols, of_a_thread):
+    config = staged.choose_config(n_cols)
+    assert config.rows == config.threads * of_a_thread
+
+
+def test_a_read_takes_two_passes_at_most():
+    """Of a warp, whose lanes take a row each, at every length that the kernel takes."""
+    for n_cols in range(2, staged.LONGEST + 1):
+        begins = [row * n_cols for row in range(32)]
+        passes = models.bank_passes(2 * (begin + begin % 2) for begin in begins)
+        assert (passes <= 2) == (n_cols % 8 > 0), n_cols
 
 
 FEW = 12 * 2**20  # bytes that do not fill an H200
