@@ -85,8 +85,16 @@ def work(n_cols: int) -> dict[str, float]:
     Returns:
         "shuffles": of a thread.
         "instructions": of all threads, for each value.
+
+    Raises:
+        ValueError: the kernel takes no rows of this length.
     """
     x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
+    if not staged.fits(x, x):
+        raise ValueError(
+            f"the kernel takes 2 to {staged.LONGEST} columns, no multiple of 8: "
+            f"got {n_cols}"
+        )
     launch = staged.launch_for(x, x)
     made, rows = compile.aot(launch), launch.constants["ROWS"]
     count = 32 * made.num_warps * made.count(r"^    (?!NOP)", "sass")
@@ -106,7 +114,7 @@ def picture(n_cols: int, n_rows: int = 4) -> Figure:
         n_rows: adjacent rows, at most 6.
 
     Raises:
-        ValueError: the picture has no room for the rows, or the kernel takes none such.
+        ValueError: the picture has no room for the rows.
     """
     n_cols, n_rows = _shape(n_cols, n_rows)
     wide = min(9.5, (ROOM - GAP * (n_cols // 2)) / max(n_cols, CHUNK))

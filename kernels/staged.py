@@ -54,7 +54,7 @@ def store_values(tile, place, value, inside):
 
 @triton.jit
 def load_words(tile, place, inside):
-    """Loads words of two values: those at even places, and those that follow them."""
+    """Loads words from even places: the values there, and those that follow them."""
     address, ptr, _ = tile
     dtype: tl.constexpr = ptr.dtype.element_ty
     if INTERPRETED:
@@ -95,7 +95,7 @@ def find_chunks(tile, FIRST: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def load_chunks(tile, FIRST: tl.constexpr, COUNT: tl.constexpr):
-    """Loads chunks."""
+    """Loads chunks, as (COUNT, 2) integers; zeros where the tile has no more."""
     _, ptrs, inside = find_chunks(tile, FIRST, COUNT)
     return tl.load(ptrs, inside, 0)
 

@@ -398,6 +398,15 @@ def judged(stem: str, heading: str, tag: str, *changes: tuple[str, str]) -> str:
 
 
 TEMPERATURE = "01_eager", "Write: a temperature", "solution"
+TILE = "21_staged", "Repair: in and out of shared memory", "solution"
+LAST_IN = (
+    "    for place in last:\n        shared[place] = x[place]\n    yield BARRIER\n"
+)
+LATE = """    yield BARRIER
+    if thread == 0:
+        for place in range(len(x) // 8 * 8, len(x)):
+            shared[place] = x[place]
+"""
 LOG_SOFTMAX = "01_eager", "Write: log-softmax", "solution"
 ROW_SUM = "03_program", "Write: a row's sum", "solution"
 TAIL = "03_program", "Repair: the tail", "solution"
@@ -479,6 +488,7 @@ interpreted = pytest.mark.skipif(
             [("exp_shifted_or_zero(x, both)", "tl.exp(x - both)")],
             "What is the exponential of -inf - (-inf)?",
         ),
+        (TILE, [(LAST_IN, LATE)], "which warp 0 writes with no barrier between"),
     ],
 )
 def test_a_wrong_answer_is_told_its_mistake(exercise, changes, words):

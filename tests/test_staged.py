@@ -1,5 +1,8 @@
 """Rows that pass through shared memory: right, and with no access outside of it."""
 
+import itertools
+import re
+
 import pytest
 import torch
 import triton.language as tl
@@ -125,6 +128,22 @@ def test_the_threads_of_a_row_exchange_nothing(n_cols):
     made = compile.aot(staged.launch_for(x, x))
     assert made.count(r"shfl\.") == 0
     assert made.count(r"bar\.sync") == 3
+    # Shared memory is written, waited for and read in this order, and by nobody else.
+    kinds = re.findall(r"\b(LDG|STG|LDS|STS|BAR)\b", made.sass)
+    order = " ".join(kind for kind, _ in itertools.groupby(kinds))
+    copied_in, rows = "LDG STS BAR LDG STS BAR", "LDS STS BAR"
+    assert re.fullmatch(f"{copied_in} {rows}( LDS STG)+", order), order
+
+
+def test_chunks_are_moved_in_accesses_of_16_bytes():
+    for n_cols in LENGTHS:
+        x = meta_matrix(4096, n_cols, torch.bfloat16)
+        assert edges.widths(staged.launch_for(x, x)) == (16, 16), n_cols
+
+
+def test_its_shared_memory_is_counted():
+    x = meta_matrix(4096, 33, torch.bfloat16)
+    assert compile.aot(staged.launch_for(x, x)).shared == 4 * 64 * (16 + 4)
 
 
 @pytest.mark.parametrize(("n_cols", "of_a_thread"), [(63, 1), (15, 2), (7, 4)])
@@ -161,6 +180,10 @@ def test_the_rule_takes_it_for_short_rows_that_fill_the_gpu(
     n_rows, n_cols, dtype, stem
 ):
     assert fastest.choose(n_rows, n_cols, dtype) == stem
+
+
+def test_the_rule_leaves_rows_that_start_elsewhere_in_the_output():
+    assert fastest.choose(FEW, 33, torch.float16, 1, same_shift=False) == "unaligned"
 
 
 def short(n_cols: int = 7, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -266,7 +266,7 @@ def _read(kernel: Any, gpu: Gpu) -> Compiled:
         num_stages=kernel.metadata.num_stages,
         registers=registers,
         spills=spills,
-        shared=kernel.metadata.shared,
+        shared=kernel.metadata.shared + _reserved(kernel.asm["ptx"]),
         ttir=_without_locations(kernel.asm.get("ttir", "")),
         ttgir=_without_locations(kernel.asm["ttgir"]),
         llir=kernel.asm["llir"],
@@ -286,6 +286,11 @@ def _count_resources(kernel: Any) -> tuple[int, int]:
     if not stack:
         return registers, 0
     return registers, int(_kept(kernel.hash, "spills", lambda: _spills(kernel)))
+
+
+def _reserved(ptx: str) -> int:
+    """The shared memory that inline PTX reserves, in bytes: Triton counts none."""
+    return sum(map(int, re.findall(r"\.shared [^;\[]*\[(\d+)\]", ptx)))
 
 
 def _spills(kernel: Any) -> str:

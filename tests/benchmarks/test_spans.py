@@ -213,3 +213,9 @@ def test_threads_of_a_row_exchange_nothing():
     found = spans.work(33)
     assert found["shuffles"] == 0
     assert 10 < found["instructions"] < 25
+
+
+@pytest.mark.parametrize("n_cols", [1, 8, 64, 65])
+def test_lengths_of_other_kernels_are_not_counted(n_cols):
+    with pytest.raises(ValueError, match=f"got {n_cols}"):
+        spans.work(n_cols)
