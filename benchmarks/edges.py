@@ -415,6 +415,21 @@ def budget(itemsize: int) -> float:
     return per_byte * 2 * itemsize
 
 
+def counts(launch: Launch, n_cols: int) -> dict[str, float]:
+    """Counts in the code of a launch on contiguous rows, compiled for an H200.
+
+    Returns:
+        "shuffles": of a thread.
+        "instructions": of all threads, for each value.
+    """
+    made, rows = compile.aot(launch), launch.constants["ROWS"]
+    instructions = 32 * made.num_warps * made.count(r"^    (?!NOP)", "sass")
+    return {
+        "shuffles": made.count(r"shfl\.sync"),
+        "instructions": instructions / (rows * n_cols),
+    }
+
+
 @functools.cache
 def work(kernel: Any, n_cols: int) -> dict[str, float]:
     """What a kernel does, compiled for contiguous bfloat16 rows on an H200.
@@ -426,8 +441,7 @@ def work(kernel: Any, n_cols: int) -> dict[str, float]:
     Returns:
         "edges": the mean share of a row that lies in its edges, in percent.
         "body exp", "edge exp": the exponentials that a thread computes for each.
-        "shuffles": of a thread.
-        "instructions": of all threads, for each value.
+        "shuffles", "instructions": as in `counts`.
         "KiB": of rows that an SM holds at a time.
     """
     x = torch.empty(4096, n_cols, dtype=torch.bfloat16, device="meta")
@@ -442,14 +456,12 @@ def work(kernel: Any, n_cols: int) -> dict[str, float]:
     twice = 1 + chosen["RECOMPUTE"]
     body = chosen["ROWS"] * chosen["BLOCK_COLS"] * twice // threads
     body += chosen["ROWS"] * chosen["REST_COLS"] * 2 // threads
-    instructions = threads * made.count(r"^    (?!NOP)", "sass")
     held = occupancy.of(made).blocks_per_sm * chosen["ROWS"] * n_cols * x.itemsize
     return {
         "edges": 100 * sum(edges) / len(edges) / n_cols,
         "body exp": body,
         "edge exp": made.count(r"ex2\.") - body,
-        "shuffles": made.count(r"shfl\.sync"),
-        "instructions": instructions / (chosen["ROWS"] * n_cols),
+        **counts(launch, n_cols),
         "KiB": held // 1024,
     }
 

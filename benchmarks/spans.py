@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks import edges
 from kernels import staged
-from kernels.lab import compile, style
 from kernels.lab import judge as judges
+from kernels.lab import style
 from kernels.lab.draw.card import MASKED, Picture, Place, count, plural, tint
 from kernels.lab.style import MUTED
 
@@ -80,11 +81,7 @@ MISTAKES = {
 
 
 def work(n_cols: int) -> dict[str, float]:
-    """What the kernel does, compiled for bfloat16 rows on an H200.
-
-    Returns:
-        "shuffles": of a thread.
-        "instructions": of all threads, for each value.
+    """`edges.counts` of the kernel on bfloat16 rows.
 
     Raises:
         ValueError: the kernel takes no rows of this length.
@@ -95,13 +92,7 @@ def work(n_cols: int) -> dict[str, float]:
             f"the kernel takes 2 to {staged.LONGEST} columns, no multiple of 8: "
             f"got {n_cols}"
         )
-    launch = staged.launch_for(x, x)
-    made, rows = compile.aot(launch), launch.constants["ROWS"]
-    count = 32 * made.num_warps * made.count(r"^    (?!NOP)", "sass")
-    return {
-        "shuffles": made.count(r"shfl\.sync"),
-        "instructions": count / (rows * n_cols),
-    }
+    return edges.counts(staged.launch_for(x, x), n_cols)
 
 
 def picture(n_cols: int, n_rows: int = 4) -> Figure:

@@ -34,6 +34,14 @@ SHARED = "cooperative"
         (MANY, 780, torch.bfloat16, "tiled"),
         (MANY, 33, torch.float32, "unaligned"),
         (MANY, 8192, torch.float16, "tiled"),
+        (10 * MANY, 7, torch.bfloat16, "staged"),
+        (10 * MANY, 36, torch.float16, "staged"),
+        (10 * MANY, 63, torch.float16, "staged"),
+        (10 * MANY, 65, torch.float16, "unaligned"),
+        (10 * MANY, 63, torch.float32, "unaligned"),
+        (10 * MANY, 64, torch.float16, "tiled"),
+        (10 * MANY, 1, torch.float16, "tiled"),
+        (MANY // 20, 33, torch.float16, "unaligned"),  # they do not fill the GPU
         (1, 1024, torch.float32, "tiled"),
         (1, 2**20, torch.float32, "cooperative"),
         (1, 2**20, torch.bfloat16, "cooperative"),
@@ -61,6 +69,12 @@ SHARED = "cooperative"
 )
 def test_known_answers(n_rows, n_cols, dtype, stem):
     assert fastest.choose(n_rows, n_cols, dtype) == stem
+
+
+def test_short_rows_that_start_elsewhere_in_the_output_are_not_staged():
+    how = torch.float16, 1
+    assert fastest.choose(10 * MANY, 33, *how, same_shift=True) == "staged"
+    assert fastest.choose(10 * MANY, 33, *how, same_shift=False) == "unaligned"
 
 
 @pytest.mark.parametrize(("sms", "stem"), [(132, "cooperative"), (20, "tiled")])
