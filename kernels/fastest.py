@@ -123,7 +123,7 @@ known: dict[torch.Size, tuple[Callable[..., Tensor | None], ...]] = {}
 
 
 def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], None]:
-    """Prepares a launch for tensors like these, which it takes as they are."""
+    """Prepares the launch for tensors like these; it is passed only their addresses."""
     from kernels.lab.direct import CachedLaunch  # nothing needs it before a call
 
     if x.numel() == 0:
