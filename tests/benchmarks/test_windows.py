@@ -8,7 +8,7 @@ import torch
 from benchmarks import windows
 from kernels import staged
 from kernels.lab import backend, compile, shared
-from tests.helpers import GPUS, assert_right, fewer, matrix, meta_matrix
+from tests.helpers import assert_right, matrix, meta_matrix
 from tests.shared_memory import SharedMemory
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -121,12 +121,3 @@ def test_what_the_compiler_makes(n_cols):
         made.count(r"st\.global\S*\.b32")
         >= launch.constants["WORDS"] // (launch.constants["THREADS"])
     )
-
-
-def test_every_gpu():
-    for n_cols in (781, 50257):
-        y = meta_matrix(4096, n_cols, torch.float16)
-        x = meta_matrix(4096, n_cols, torch.float16, stride=n_cols + 1)
-        launch = windows.launch_for(y, x)
-        for gpu in fewer(("T4", "B200"), GPUS):
-            assert compile.aot(launch, gpu=gpu).registers <= 80
