@@ -29,7 +29,7 @@ from kernels.lab.launch import (
 )
 from kernels.online import merge_axis
 from kernels.staged import load_values, store_values
-from kernels.tiled import INTERPRETED, exp_shifted, row_shift
+from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift
 
 LONGEST = 8192  # columns of a row that one program takes
 WORDS_OF_A_PART = 1024  # of a longer row
@@ -40,7 +40,10 @@ FLOAT16_NEG_INF = tl.constexpr(int.from_bytes(b"\x00\xfc" * 4, "little", signed=
 
 @triton.jit
 def load_chunks(tile, FIRST, COUNT, masked):
-    """Loads chunks of 16 bytes, as two integers each; -inf where the row has none."""
+    """Loads chunks of 16 bytes, as two integers each.
+
+    masked: -inf where the row does not have all values of the chunk.
+    """
     _, ptr, col, n_cols = tile
     chunk = FIRST + tl.arange(0, COUNT)
     ptr = tl.multiple_of(ptr.to(tl.pointer_type(tl.int64)), 16)
@@ -50,7 +53,7 @@ def load_chunks(tile, FIRST, COUNT, masked):
         is_bfloat16: tl.constexpr = dtype == tl.bfloat16
         other: tl.constexpr = BFLOAT16_NEG_INF if is_bfloat16 else FLOAT16_NEG_INF
         first_col = col + 8 * chunk[:, None]
-        inside = (first_col > -8) & (first_col < n_cols)
+        inside = (first_col >= 0) & (first_col + 8 <= n_cols)
         x = tl.load(ptrs, inside, other, eviction_policy="evict_last")
     else:
         x = tl.load(ptrs, eviction_policy="evict_last")
@@ -65,13 +68,30 @@ def stage_chunks(tile, chunks, FIRST, COUNT):
 
 
 @triton.jit
-def copy_in(tile, at_end, WORDS, REST, THREADS):
-    """Copies a part's chunks to shared memory, and -inf over what is not the row's.
+def load_ends(tile, CHUNKS, THREADS):
+    """Loads the chunks that hold a row's first and last values, value by value.
 
-    One chunk more than the words fill, since they may start within a chunk.
+    Returns places and values, -inf where the row has none, and which places to write.
+    """
+    _, ptr, col, n_cols = tile
+    lane = tl.arange(0, THREADS)
+    first, last = -col & -8, (n_cols - 1 - col) & -8
+    place = tl.where(lane < 8, first, last - 8) + lane
+    here = (lane < 16) & (place >= 0) & (place < 8 * CHUNKS)
+    inside = here & (col + place >= 0) & (col + place < n_cols)
+    return place, load_or_neg_inf(ptr + place, inside), here
+
+
+@triton.jit
+def copy_in(tile, at_end, WORDS, REST, THREADS):
+    """Copies a part to shared memory, in chunks of 16 bytes; -inf beyond the row.
+
+    One chunk more than the words fill, since they may start within a chunk. All loads
+    come first, so that a thread waits for them at once.
     """
     CHUNKS: tl.constexpr = WORDS // 4
     LAST: tl.constexpr = (WORDS + REST) // 4
+    place, values, here = load_ends(tile, LAST + 1, THREADS)
     chunks = load_chunks(tile, 0, CHUNKS, at_end)
     if REST:
         rest = load_chunks(tile, CHUNKS, REST // 4, at_end)
@@ -80,13 +100,8 @@ def copy_in(tile, at_end, WORDS, REST, THREADS):
     stage_chunks(tile, chunks, 0, CHUNKS)
     stage_chunks(tile, last, LAST, 1)
     tl.debug_barrier()
-    if at_end:  # up to 7 values of a chunk lie before the row, or after it
-        _, _, col, n_cols = tile
-        lane = tl.arange(0, THREADS)
-        place = tl.where(lane < 8, -1 - lane, n_cols - 8 + lane) - col
-        inside = (lane < 16) & (place >= 0) & (place < 8 * LAST + 8)
-        value = tl.full((THREADS,), -float("inf"), tl.float32)
-        store_values((tile[0], tile[1], 0), place, value, inside)
+    if at_end:
+        store_values((tile[0], tile[1], 0), place, values, here)
         tl.debug_barrier()
 
 
@@ -132,7 +147,8 @@ def reduce_part(row, part, address, matrix, WORDS, REST, THREADS):
     begin = 2 * part * WORDS - (start & 1).to(tl.int32)  # the first word's column
     value = row * input_stride + input_shift + begin  # from an aligned address on
     chunk, shift = value >> 3, (value & 7).to(tl.int32)
-    at_end = (part == 0) | (begin + 2 * (WORDS + REST) >= n_cols)
+    # The last chunk may have up to 8 values that the words don't need.
+    at_end = (part == 0) | (begin + 2 * (WORDS + REST) + 8 > n_cols)
     ptr = tl.multiple_of(input_ptr - input_shift, 16) + 8 * chunk
     tile = address, tl.multiple_of(ptr, 8), begin - shift, n_cols
     if not INTERPRETED:

@@ -1,13 +1,14 @@
 """Rows of a wider matrix through shared memory: right wherever a row starts."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 
 from benchmarks import windows
 from kernels import staged
-from kernels.lab import backend, compile, shared
+from kernels.lab import backend, compile, meter, shared
 from tests.helpers import assert_right, matrix, meta_matrix
 from tests.shared_memory import SharedMemory
 
@@ -121,3 +122,25 @@ def test_what_the_compiler_makes(n_cols):
         made.count(r"st\.global\S*\.b32")
         >= launch.constants["WORDS"] // (launch.constants["THREADS"])
     )
+
+
+def test_nothing_beside_the_rows_is_read(memory):
+    """Not even within the chunk of 16 bytes in which a row begins or ends."""
+    for gap, offset in PLACES:
+        for n_cols in (63, 130, 200):
+            x = matrix(5, n_cols, torch.bfloat16, stride=n_cols + gap, offset=offset)
+            for config in (None, SMALL_PARTS):
+                made = functools.partial(windows.softmax, config=config)
+                assert meter.count(made, x).written_values >= x.numel()
+
+
+def test_a_read_beyond_the_last_row_is_caught(memory, monkeypatch):
+    load_chunks = windows.load_chunks
+
+    def unmasked(tile, FIRST, COUNT, masked):
+        return load_chunks(tile, FIRST, COUNT, masked & False)
+
+    monkeypatch.setattr(windows, "load_chunks", unmasked)
+    x = matrix(5, 63, torch.bfloat16)
+    with pytest.raises(meter.OutOfBounds):
+        meter.count(windows.softmax, x)
