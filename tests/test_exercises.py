@@ -445,6 +445,12 @@ interpreted = pytest.mark.skipif(
             *(ROW_SUM, [("output_ptr + row", "output_ptr")], "at its own place?"),
             marks=interpreted,
         ),
+        pytest.param(
+            RANGE,
+            [(', other=-float("inf")', "")],
+            "take part, in a load without `other`?",
+            marks=interpreted,
+        ),
         (RANGE, [('-float("inf")', "0")], "A masked 0 took part in the maximum."),
         (
             RANGE,

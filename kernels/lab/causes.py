@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
+UNDEFINED = 50176.0  # what a trial loads where nothing is defined; 16 bits hold it
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,11 @@ def cause(
             return said
     if e.expected.isnan().any():
         return ""
-    return _likeliest_reading(e, operator, softmax) or _why_nan(e, softmax)
+    return (
+        _likeliest_reading(e, operator, softmax)
+        or _why_nan(e, softmax)
+        or _why_nonsense(e)
+    )
 
 
 def _why_unwritten(e: Evidence) -> str:
@@ -181,6 +186,14 @@ def _why_nan(e: Evidence, softmax: bool) -> str:
         "does a line make NaN, as 0/0 does? Or did a masked element take part, in a "
         "load without `other`?"
     )
+
+
+def _why_nonsense(e: Evidence) -> str:
+    """A number about as large as `UNDEFINED`, which the row does not have."""
+    large = e.got.nan_to_num(0, 0, 0).abs() > UNDEFINED / 2
+    if large.any() and e.values.abs().max() < UNDEFINED / 2:
+        return "Did a masked element take part, in a load without `other`?"
+    return ""
 
 
 def _spoiler(e: Evidence) -> str:

@@ -272,7 +272,11 @@ def sum_kernel(output_ptr, input_ptr, n_cols, BLOCK: tl.constexpr, FORM: tl.cons
     if FORM == "zeros":
         x = tl.load(places, mask=inside, other=0)
     total = 0.0
-    if FORM == "one by one":
+    if FORM == "maximum":
+        total = tl.max(tl.load(places, mask=inside).to(tl.float32), axis=0)
+    elif FORM == "minimum":
+        total = tl.min(tl.load(places, mask=inside).to(tl.float32), axis=0)
+    elif FORM == "one by one":
         for col in range(BLOCK):
             place = input_ptr + row * n_cols + col
             total += tl.load(place, mask=col < n_cols, other=0).to(tl.float32)
@@ -288,13 +292,11 @@ def row_sum(x, form):
     return output
 
 
-def tried(form, dtype=torch.float32) -> str | None:
-    """What is wrong with a sum of this form, in one line."""
+def tried(form, dtype=torch.float32, reference=lambda x: x.sum(dim=1)) -> str | None:
+    """What is wrong with a function of this form, in one line."""
     function = functools.partial(row_sum, form=form)
     options = {"dtypes": [dtype], "layouts": ["contiguous"], "max_cols": 10}
-    trial = functools.partial(
-        trials.of_rows, function, lambda x: x.sum(dim=1), **options
-    )
+    trial = functools.partial(trials.of_rows, function, reference, **options)
     failure = trials.run(trial, {}).failure
     return failure and " ".join(failure.split())
 
@@ -309,6 +311,18 @@ interpreted = pytest.mark.skipif(
 def test_a_load_without_other_is_no_zero(dtype):
     failure = tried("without other", dtype)
     assert "its value is nan, not" in failure
+    assert failure.endswith("take part, in a load without `other`?")
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+@pytest.mark.parametrize(
+    ("form", "reference"), [("maximum", torch.amax), ("minimum", torch.amin)]
+)
+def test_a_load_without_other_wins_a_maximum_and_a_minimum(form, reference, dtype):
+    """A GPU's maximum ignores NaN."""
+    failure = tried(form, dtype, lambda x: reference(x, 1))
+    assert f"is {'-' * (form == 'minimum')}50176, not" in failure
     assert failure.endswith("take part, in a load without `other`?")
 
 
