@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.lab.guards import UNDEFINED
+
 Operator = Callable[[torch.Tensor], torch.Tensor]
-UNDEFINED = 50176.0  # what a trial loads where nothing is defined; 16 bits hold it
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,25 @@
 A tensor inside a larger buffer, its guard bands, must leave the buffer as it is. Poison
 fills the tensor until something else is written. `check.softmax` lays its input into
 such a buffer, and gives one to every tensor that the checked function allocates.
+
+Masked elements of a load without `other` are undefined. The interpreter makes them 0,
+which many wrong kernels need. `undefined_without_other` makes them poison of their own:
+NaN, which spoils a sum, a large number, which wins a maximum, and its opposite, which
+wins a minimum. (A kernel's maximum and minimum ignore NaN.)
 """
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
+import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton.language.semantic import TritonSemantic
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from kernels.lab import operator
 
@@ -18,6 +30,10 @@ POISON = 54272.0
 """What output holds until it is overwritten: exact in float16, bfloat16 and float32."""
 INTEGER_POISON = 85
 """The same for integers of any width."""
+UNDEFINED = 50176.0
+"""A number that no input holds, exact in the three dtypes as well."""
+
+FLOATING = (tl.float64, tl.float32, tl.float16, tl.bfloat16)
 
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -101,3 +117,27 @@ class GuardAllocations(TorchDispatchMode):
             guarded.tensor.copy_(made)
         self.allocated.append(guarded.arm())
         return guarded.tensor
+
+
+@contextlib.contextmanager
+def undefined_without_other() -> Iterator[None]:
+    """While active, the interpreter loads NaN and ±UNDEFINED, in turn, without `other`.
+
+    Weighed: to wrap `InterpreterBuilder.create_masked_load`. It is given no `other`
+    either if the kernel's `other` is a single 0.
+    """
+    load = TritonSemantic.load
+    poison = np.array([math.nan, UNDEFINED, -UNDEFINED], np.float32)
+
+    def load_poison(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        interpreted = isinstance(self.builder, InterpreterBuilder)
+        if interpreted and mask is not None and other is None:
+            ptr_ty = ptr.type.scalar
+            if ptr_ty.is_ptr() and ptr_ty.element_ty in FLOATING:
+                values = np.resize(poison, ptr.handle.data.shape)
+                form = ptr.type.with_element_ty(tl.float32)
+                other = tl.tensor(TensorHandle(values, tl.float32), form)
+        return load(self, ptr, mask, other, *rest)
+
+    with patch.object(TritonSemantic, "load", load_poison):
+        yield

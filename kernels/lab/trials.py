@@ -8,11 +8,6 @@ comparison of answers.
 Weighed: `hypothesis` searches for inputs and shrinks them. A learner's kernel takes
 seconds in the interpreter, and the inputs that break kernels are known
 (`kernels.lab.cases`). So every learner gets the same few.
-
-Masked elements of a load without `other` are undefined. The interpreter makes them 0,
-which many wrong kernels need. There, a trial makes them NaN, a large number and its
-opposite, in turn: a sum finds the NaN, a maximum and a minimum the others. On a GPU
-they stay as the GPU leaves them.
 """
 
 import contextlib
@@ -24,17 +19,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import torch
-import triton.language as tl
-from triton.language.semantic import TritonSemantic
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from kernels.lab import accesses, backend, causes, check, clock, verdict
+from kernels.lab import accesses, backend, check, clock, verdict
 from kernels.lab.cases import Case
-from kernels.lab.guards import GuardAllocations, poison_of
+from kernels.lab.guards import GuardAllocations, poison_of, undefined_without_other
 from kernels.lab.verdict import label, listed, name_of
 
 
@@ -68,7 +58,7 @@ def run(
         linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
     with (
         warnings.catch_warnings(action="ignore", category=RuntimeWarning),
-        nonsense_without_other(),
+        undefined_without_other(),
     ):
         outcome = trial(*args)
     if not backend.INTERPRETED:
@@ -78,36 +68,6 @@ def run(
         except RuntimeError as error:
             return Outcome(str(error).splitlines()[0], broken=True)
     return outcome
-
-
-@contextlib.contextmanager
-def nonsense_without_other() -> Iterator[None]:
-    """While active, the interpreter loads NONSENSE where a mask has no `other`.
-
-    Weighed: to wrap `InterpreterBuilder.create_masked_load`. It is given no `other`
-    either if the kernel's `other` is a single 0.
-    """
-    load = TritonSemantic.load
-
-    def load_nonsense(self: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        interpreted = isinstance(self.builder, InterpreterBuilder)
-        if interpreted and mask is not None and other is None:
-            ptr_ty = ptr.type.scalar
-            if ptr_ty.is_ptr() and ptr_ty.element_ty in _FLOATING:
-                shape = ptr.handle.data.shape
-                values = np.resize(np.array(NONSENSE, np.float32), shape)
-                other = tl.tensor(
-                    TensorHandle(values, tl.float32),
-                    ptr.type.with_element_ty(tl.float32),
-                )
-        return load(self, ptr, mask, other, *rest)
-
-    with patch.object(TritonSemantic, "load", load_nonsense):
-        yield
-
-
-NONSENSE = (math.nan, causes.UNDEFINED, -causes.UNDEFINED)
-_FLOATING = (tl.float64, tl.float32, tl.float16, tl.bfloat16)
 
 
 def _refused(error: accesses.OutOfBounds | accesses.Race, function: Callable) -> str:
