@@ -190,9 +190,12 @@ def _why_nan(e: Evidence, softmax: bool) -> str:
 
 
 def _why_nonsense(e: Evidence) -> str:
-    """A number about as large as `UNDEFINED`, which the row does not have."""
-    large = e.got.nan_to_num(0, 0, 0).abs() > UNDEFINED / 2
-    if large.any() and e.values.abs().max() < UNDEFINED / 2:
+    """A number about as large as `UNDEFINED`; the row and its right result are not."""
+    found, row, right = (
+        part.nan_to_num(0, 0, 0).abs() for part in (e.got, e.values, e.expected)
+    )
+    large = (found > UNDEFINED / 2) & (found < 3 * UNDEFINED)
+    if large.any() and max(row.max(), right.max()) < UNDEFINED / 2:
         return "Did a masked element take part, in a load without `other`?"
     return ""
 

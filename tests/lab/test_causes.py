@@ -218,6 +218,27 @@ def test_nan_may_also_be_made(capsys):
     assert words.endswith("take part, in a load without `other`?")
 
 
+@pytest.mark.parametrize(
+    ("scale", "found", "named"),
+    [
+        (1, causes.UNDEFINED, True),  # won a maximum
+        (1, 2 * causes.UNDEFINED, True),  # of a range
+        (1, 20_000.0, False),
+        (1e5, causes.UNDEFINED, False),  # no more than x holds
+    ],
+)
+def test_an_undefined_element_is_named_where_nothing_is_as_large(
+    scale, found, named, capsys
+):
+    def large(x):
+        return torch.full((len(x),), found, device=x.device)
+
+    options = {"dtypes": [torch.float32], "values": FINITE, "result": torch.float32}
+    check.rows(large, lambda x: scale * (x.amax(1) + 1), **options)
+    words = " ".join(capsys.readouterr().out.split())
+    assert words.endswith("in a load without `other`?") == named, words
+
+
 def test_a_cause_is_found_where_the_result_depends_on_the_rows_number(capsys):
     def neighbours(x):
         return x.as_strided(x.shape, (x.stride(0), 1)).tril().sum(dim=1)
