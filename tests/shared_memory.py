@@ -1,9 +1,12 @@
 """A stand-in for shared memory in the interpreter, which has none."""
 
+from types import ModuleType
+
 import numpy as np
+import pytest
 import triton.language as tl
 
-from kernels.lab import shared
+from kernels.lab import backend, shared
 
 
 class SharedMemory:
@@ -58,3 +61,14 @@ class SharedMemory:
         for name in ("reserve", "load", "store", "load_chunk", "store_chunk"):
             monkeypatch.setattr(shared, name, getattr(self, name))
         monkeypatch.setattr(tl, "debug_barrier", lambda: None)
+
+
+def stand_in(monkeypatch, *modules: ModuleType) -> SharedMemory:
+    """A stand-in with which the modules' kernels take the way of a GPU."""
+    if not backend.INTERPRETED:
+        pytest.skip("the interpreter's shared memory is a stand-in")
+    memory = SharedMemory()
+    memory.patches(monkeypatch)
+    for module in modules:
+        monkeypatch.setattr(module, "INTERPRETED", False)
+    return memory

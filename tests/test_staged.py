@@ -11,7 +11,7 @@ from benchmarks import edges
 from kernels import staged, unaligned
 from kernels.lab import backend, compile, meter, models, shared
 from tests.helpers import assert_right, matrix, meta_matrix
-from tests.shared_memory import SharedMemory
+from tests.shared_memory import stand_in
 
 LENGTHS = (2, 3, 4, 5, 7, 9, 12, 15, 17, 31, 33, 34, 47, 49, 62, 63)
 HALVES = (torch.float16, torch.bfloat16)
@@ -19,13 +19,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 @pytest.fixture
 def memory(monkeypatch):
-    """The kernel takes the way of a GPU, with a stand-in for shared memory."""
-    if not backend.INTERPRETED:
-        pytest.skip("the interpreter's shared memory is a stand-in")
-    memory = SharedMemory()
-    memory.patches(monkeypatch)
-    monkeypatch.setattr(staged, "INTERPRETED", False)
-    return memory
+    return stand_in(monkeypatch, staged)
 
 
 def assert_all_right(dtypes=HALVES, lengths=LENGTHS) -> None:

@@ -6,9 +6,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from benchmarks import spans
 from kernels import staged
-from kernels.lab import backend, shared
+from kernels.lab import shared
 from tests.lab.pictures import boxes, gids, texts
-from tests.shared_memory import SharedMemory
+from tests.shared_memory import stand_in
 
 SHAPES = [(5, 4), (2, 1), (3, 6), (8, 4), (9, 3), (15, 6), (16, 6)]
 
@@ -66,9 +66,7 @@ def test_the_picture_cuts_rows_as_a_walk_along_them_does(n_cols, n_rows):
 @pytest.mark.parametrize("n_cols", [2, 5, 7, 10, 15])
 def test_the_kernel_takes_these_words_and_values(monkeypatch, n_cols):
     """Of a thread, only the loads from shared memory are looked at, not the copies."""
-    if not backend.INTERPRETED:
-        pytest.skip("the interpreter's shared memory is a stand-in")
-    memory, loads = SharedMemory(), set()
+    memory, loads = stand_in(monkeypatch, staged), set()
 
     def load(address, inside, BITS):
         places, where = address.handle.data // 2, inside.handle.data.astype(bool)
@@ -79,9 +77,7 @@ def test_the_kernel_takes_these_words_and_values(monkeypatch, n_cols):
                 loads.add((row, *range(place, place + int(BITS) // 16)))
         return memory.load(address, inside, BITS)
 
-    memory.patches(monkeypatch)
     monkeypatch.setattr(shared, "load", load)
-    monkeypatch.setattr(staged, "INTERPRETED", False)
     staged.softmax(torch.zeros(4, n_cols, dtype=torch.bfloat16))
     for row in range(4):
         taken = {tuple(values) for values in spans.accesses(row, n_cols)}

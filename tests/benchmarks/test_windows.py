@@ -8,9 +8,9 @@ import torch
 
 from benchmarks import windows
 from kernels import staged
-from kernels.lab import backend, compile, meter, shared
+from kernels.lab import compile, meter, shared
 from tests.helpers import assert_right, matrix, meta_matrix
-from tests.shared_memory import SharedMemory
+from tests.shared_memory import stand_in
 
 HALVES = (torch.float16, torch.bfloat16)
 LENGTHS = (1, 2, 3, 8, 15, 63, 64, 65, 130)
@@ -21,14 +21,7 @@ PLACES = ((0, 0), (1, 0), (2, 3), (5, 7), (8, 1))
 
 @pytest.fixture
 def memory(monkeypatch):
-    """The kernels take the way of a GPU, with a stand-in for shared memory."""
-    if not backend.INTERPRETED:
-        pytest.skip("the interpreter's shared memory is a stand-in")
-    memory = SharedMemory()
-    memory.patches(monkeypatch)
-    monkeypatch.setattr(staged, "INTERPRETED", False)
-    monkeypatch.setattr(windows, "INTERPRETED", False)
-    return memory
+    return stand_in(monkeypatch, staged, windows)
 
 
 def assert_all_right(dtype=torch.bfloat16, lengths=LENGTHS, config=None) -> None:
