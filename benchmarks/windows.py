@@ -1,12 +1,15 @@
-"""Experiment: rows of a wider matrix, in wide accesses where they are read and written.
+"""Experiment: 16-bit rows of a wider matrix, through shared memory.
 
-A row of x[:, :n_cols] starts at one place between aligned addresses, and its row of the
-output at another. `unaligned` and `cooperative` then load 16-bit values one by one.
-Here a program loads a row's chunks of 16 bytes, aligned in the input, and keeps them in
-shared memory. From there a thread reads words of two values, aligned in the output: a
-word there may be the end of one word here and the beginning of the next.
+The rows of x[:, :781] may lie 800 values apart, those of the output lie 781 apart. So a
+row is read at one distance from an aligned address and written at another, and no split
+into wide accesses fits both. `unaligned` and `cooperative` load such values one by one.
 
-`python -m benchmarks.windows` measures it on a GPU beside the kernels of the course.
+Here a program copies a row to shared memory in chunks of 16 bytes, aligned in the
+input. Then each thread reads windows. A window is two values that are one word of the
+output. In shared memory it may be the end of one word and the beginning of the next;
+the thread reads both words, and shifts. So loads move 16 bytes, and stores 4.
+
+`python -m benchmarks.windows` measures these kernels and the course's on a GPU.
 Builds on `kernels.staged` and `kernels.cooperative`.
 """
 
@@ -16,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import cooperative, unaligned
+from kernels import cooperative, tiled, unaligned
 from kernels.cooperative import PATIENCE, choose_task, look, no_pairs, pack, publish
 from kernels.lab import backend, clock, shared
 from kernels.lab.launch import (
@@ -169,7 +172,7 @@ def reduce_part(row, part, address, matrix, WORDS, REST, THREADS):
         part_sum += tl.sum(rest_low + rest_high, 0)
     part_sum = tl.sum(part_sum, 0)
     values = low, high, rest_low, rest_high
-    return part_max, part_sum, values, tile, begin, at_end, start
+    return part_max, part_sum, finite, values, tile, begin, at_end, start
 
 
 @triton.jit
@@ -189,7 +192,7 @@ def store_words(ptr, low, high, col, n_cols, FIRST, WORDS, THREADS, masked):
 @triton.jit
 def store_part(part, factor, matrix, WORDS, REST, THREADS):
     """Writes a part: its numerators times a factor."""
-    part_max, _, values, tile, begin, at_end, start = part
+    _, _, finite, values, tile, begin, at_end, start = part
     low, high, rest_low, rest_high = values
     address, input_ptr, first_col, n_cols = tile
     output_ptr = tl.multiple_of(matrix[0] - matrix[4], 16)
@@ -202,7 +205,6 @@ def store_part(part, factor, matrix, WORDS, REST, THREADS):
         col = tl.where(lane == 0, 0, n_cols - 1)
         is_here = (lane < 2) & (col >= begin) & (col < begin + 2 * (WORDS + REST))
         x = load_values((address, input_ptr, 2**30), col - first_col, is_here)
-        finite = tl.where(part_max == -float("inf"), 0.0, part_max)
         y = exp_shifted(x, finite) * factor
         tl.store(output_ptr + start + col, y, is_here)
     else:
@@ -343,18 +345,13 @@ def choose_config(n_cols: int) -> Config | PartsConfig:
     if n_cols > LONGEST:
         block_parts = max(32, power_of_2(ceil_div(n_words, WORDS_OF_A_PART)))
         return PartsConfig(WORDS_OF_A_PART, 32, 1, block_parts)
-    words, rest = max(32, power_of_2(n_words)), 0
-    if n_words <= words * 3 // 4 and words > 32:
-        words = words // 2
-        rest = max(32, power_of_2(n_words - words))
+    words, rest = tiled.split_block(max(n_words, 32), 32)
     num_warps = max(1, words // WORDS_OF_A_PART)
-    return Config(
-        words, max(rest, 32 * num_warps) if rest else 0, 32 * num_warps, num_warps
-    )
+    return Config(words, rest, 32 * num_warps, num_warps)
 
 
 def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
+    output: torch.Tensor, x: torch.Tensor, config: Config | PartsConfig | None = None
 ) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
@@ -372,7 +369,9 @@ def launch_for(
     return Launch(parts_kernel, (n_parts, n_rows), scalars, n_words=n_words, **how)
 
 
-def softmax(x: torch.Tensor, config: Config | None = None) -> torch.Tensor:
+def softmax(
+    x: torch.Tensor, config: Config | PartsConfig | None = None
+) -> torch.Tensor:
     """The softmax of every row of a matrix of 16-bit values with adjacent columns."""
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     launch_for(output, x, config)(output, x)

@@ -118,7 +118,7 @@ def cause(
     return (
         _likeliest_reading(e, operator, softmax)
         or _why_nan(e, softmax)
-        or _why_nonsense(e)
+        or _why_undefined(e)
     )
 
 
@@ -189,7 +189,7 @@ def _why_nan(e: Evidence, softmax: bool) -> str:
     )
 
 
-def _why_nonsense(e: Evidence) -> str:
+def _why_undefined(e: Evidence) -> str:
     """A number about as large as `UNDEFINED`; the row and its right result are not."""
     found, row, right = (
         part.nan_to_num(0, 0, 0).abs() for part in (e.got, e.values, e.expected)

@@ -7,7 +7,8 @@ such a buffer, and gives one to every tensor that the checked function allocates
 Masked elements of a load without `other` are undefined. The interpreter makes them 0,
 which many wrong kernels need. `undefined_without_other` makes them poison of their own:
 NaN, which spoils a sum, a large number, which wins a maximum, and its opposite, which
-wins a minimum. (A kernel's maximum and minimum ignore NaN.)
+wins a minimum. (A kernel's maximum and minimum ignore NaN.) On a GPU such elements stay
+as the GPU leaves them.
 """
 
 import contextlib
