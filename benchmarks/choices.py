@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from benchmarks import passes, peers, regions
-from kernels import cooperative, tiled, unaligned
+from kernels import cooperative, tiled, unaligned, windows
 from kernels.lab import record, verdict
 from kernels.lab.record import Case
 
@@ -27,6 +27,7 @@ Rule = Callable[[int, int, torch.dtype, int, bool], str]
 KERNELS = {
     **{"tiled": tiled.softmax, "unaligned": unaligned.softmax},
     **{"online": passes.two_launches, "cooperative": cooperative.softmax},
+    "windows": windows.softmax,
 }
 ONE_PROGRAM = ["tiled", "unaligned"]  # for each row
 GOOD = 1.03
@@ -65,13 +66,23 @@ def apart(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
 def sweep() -> pd.DataFrame:
     """Times each of KERNELS at each of CASES that it takes, by the clock `device`."""
     how = {"clock": "device", "inputs": {"apart": apart}, "verify": peers.verify}
+    takers = [tuple(name for name in KERNELS if takes(name, case)) for case in CASES]
     frames = []
-    for long in (False, True):
-        cases = [case for case in CASES if (case.n_cols > tiled.MAX_COLS) == long]
-        takers = [name for name in KERNELS if not (long and name in ONE_PROGRAM)]
-        providers = {name: KERNELS[name] for name in takers}
+    for names in dict.fromkeys(takers):
+        pairs = zip(CASES, takers, strict=True)
+        cases = [case for case, its in pairs if its == names]
+        providers = {name: KERNELS[name] for name in names}
         frames.append(record.sweep("fastest_choices", providers, cases, **how))
     return record.concat(frames)
+
+
+def takes(name: str, case: Case) -> bool:
+    """Whether one of KERNELS takes such a matrix by a kernel of its own."""
+    if name == "windows":
+        lengths = range(1, windows.LONGEST + 1)
+        is_half = case.dtype.itemsize == 2
+        return is_half and case.input == "apart" and case.n_cols in lengths
+    return name not in ONE_PROGRAM or case.n_cols <= tiled.MAX_COLS
 
 
 def alignment(n_cols: int, dtype: torch.dtype, input: str) -> tuple[int, bool]:

@@ -23,6 +23,7 @@ The ladder (what each chapter's module changes, and what that buys):
     gradient    two inputs, one reduction    the backward pass at the speed of memory
     operator    a call, prepared once        a cheap call, which PyTorch knows by name
     staged      rows in shared memory        short rows, wherever they start
+    windows     words between two words      rows that start elsewhere in the output
 """
 
 from kernels.lab import backend as _backend  # picks the world before Triton is imported
@@ -31,7 +32,7 @@ CHAPTERS = (
     *("eager", "traffic", "program", "strided", "residency", "meta", "persistent"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
     *("tiled", "unaligned", "online", "cooperative", "fastest", "gradient", "operator"),
-    "staged",
+    *("staged", "windows"),
 )
 
 __all__ = ["CHAPTERS", "softmax"]

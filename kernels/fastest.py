@@ -1,6 +1,6 @@
 """One softmax for every shape: the kernel that measurement says is the fastest.
 
-Builds on: `tiled`, `unaligned`, `online` and `cooperative`; `staged` comes later.
+Builds on: `tiled`, `unaligned`, `online`, `cooperative`; later `staged`, `windows`.
 Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape and
     strides, behind PyTorch's own signature.
 Costs: MN values read and MN written; 2MN read where columns are not adjacent.
@@ -23,11 +23,11 @@ from kernels.lab import backend, launch
 DTYPES = (*backend.DTYPES, torch.float64)
 ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
 
-LONGEST_TILE = 65536  # bytes of the longest row that a program takes by itself
-LONGEST_OF_FEW = 32768  # the same where the matrix is too small to fill the GPU
-LONGEST_APART = {2: (16384, 40960), 4: (32768, 32768)}  # by element; one block, or two
+LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program takes
+LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
-SHORTEST = 64  # columns of 16 bits that `staged` takes
+STAGED = 64  # the longest row of `staged`, in columns of 16 bits
+WINDOWS = range(600, 65537)  # columns of 16 bits that `windows` takes
 
 
 def choose(
@@ -43,15 +43,14 @@ def choose(
     matrix is too small to fill the GPU; LONGEST_APART if it loads by element. Several
     programs share a longer row if all of them run at once, beside others; `online`
     takes the rest. Of a program's rows, `tiled` takes those with wide accesses, unless
-    several warps would hold two blocks, and `staged` many short ones of 16 bits.
+    several warps would hold two blocks, `staged` many short ones of 16 bits, and
+    `windows` many of 16 bits that start elsewhere in the output.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
-        vector, same_shift: what `unaligned.alignment` returns; without them, that of a
-            contiguous matrix.
+        vector, same_shift: `unaligned.alignment`'s; by default a contiguous matrix's.
     """
-    element_size = dtype.itemsize
-    row_bytes = n_cols * element_size
+    element_size, row_bytes = dtype.itemsize, n_cols * dtype.itemsize
     if dtype == torch.float64 or n_rows > tiled.MAX_ROWS:
         return "online"
     if vector is None:
@@ -61,14 +60,16 @@ def choose(
     is_split = tiled.split_block(n_cols, vector)[1] > 0
     longest = LONGEST_OF_FEW if few else LONGEST_TILE
     if vector == 1 and not same_shift:
-        longest = LONGEST_APART[element_size][is_split and not few]
+        if element_size == 2 and not few and n_cols in WINDOWS:
+            return "windows"
+        longest = LONGEST_APART[element_size]
     if row_bytes <= longest:
         wide = vector * element_size == 16
         if n_rows > sms:  # then 8 bytes will do, but not for very short or long rows
             fits_8 = tiled.SHORT_BYTES <= row_bytes <= LONGEST_NARROW or not same_shift
             wide = wide or vector == n_cols or (vector > 1 and fits_8)
             wide = wide and not (is_split and same_shift and row_bytes > LONGEST_SPLIT)
-        short = n_cols <= SHORTEST and element_size == 2 and same_shift and not few
+        short = n_cols <= STAGED and element_size == 2 and same_shift and not few
         return "tiled" if wide else "staged" if short else "unaligned"
     form = n_rows, n_cols, element_size, vector, same_shift
     return "cooperative" if cooperative.are_resident(*form) else "online"
@@ -84,8 +85,7 @@ def softmax(
     """The softmax of x along a dimension.
 
     Works under `torch.compile` and `torch.func`, which see one operator, in CUDA
-    graphs, and on several streams at once. Shapes that need another configuration are
-    compiled at first use.
+    graphs, and on several streams. A new configuration is compiled at first use.
 
     Args:
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in
@@ -154,7 +154,7 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         rows = slice(n_rows // 2), slice(n_rows // 2, n_rows)
         halves = [(r, prepare(output[r], matrix[r], 1)) for r in rows]
         return lambda y, x: [f(y.view(shape)[r], x.view(shape)[r]) for r, f in halves]
-    few = stem != "cooperative" and n_rows <= launch.sms_and_threads()[0]
+    few = stem in ("tiled", "unaligned") and n_rows <= launch.sms_and_threads()[0]
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
     chapter = import_module(f"kernels.{stem}")  # nothing else needs `staged`
     return CachedLaunch(chapter.launch_for(output, matrix, config))

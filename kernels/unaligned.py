@@ -21,8 +21,7 @@ from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
 from kernels.tiled import SHORT_BYTES, exp_shifted, widen
 
 MAX_COLS, MAX_ROWS = tiled.MAX_COLS, tiled.MAX_ROWS
-# Of short rows, by the bytes of an element: the longest with accesses of 2 elements,
-# the longest that 2 threads take, and the longest that 4 take.
+# By an element's bytes: the longest rows by accesses of 2, by 2 threads, by 4 threads.
 SHORT_ROWS = {2: (46, 22, 62), 4: (26, 13, 32)}
 
 

@@ -27,6 +27,7 @@ from kernels import (
     tiled,
     traffic,
     unaligned,
+    windows,
 )
 from kernels.lab import compile, gpu, occupancy
 from kernels.lab.launch import Launch
@@ -130,6 +131,12 @@ def of_staged(dtype):
         yield staged.launch_for(x, x)  # of 32 bits: another chapter's
 
 
+def of_windows(dtype):
+    for n_cols in (781, 4097, 50_257):  # a warp, two warps, parts
+        x = meta_matrix(64, n_cols, dtype, stride=n_cols + 3)
+        yield windows.launch_for(meta_matrix(64, n_cols, dtype), x)
+
+
 CHAPTERS = {
     "traffic": of_traffic,
     "program": of_program,
@@ -143,6 +150,7 @@ CHAPTERS = {
     "cooperative": of_cooperative,
     "gradient": of_gradient,
     "staged": of_staged,
+    "windows": of_windows,
 }
 
 

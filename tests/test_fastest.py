@@ -385,6 +385,7 @@ def test_threads_at_once():
     [
         ("tiled", 1000, torch.bfloat16, 1),
         ("unaligned", 1001, torch.bfloat16, 1),
+        ("staged", 33, torch.bfloat16, 1),
         ("cooperative", 2**17, torch.bfloat16, 1),
         ("cooperative", 2**17 + 1, torch.bfloat16, 1),
         ("online", 4096, torch.float64, 1),

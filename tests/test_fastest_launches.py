@@ -16,6 +16,7 @@ from tests.lab.test_direct import launches_for
 
 INF = float("inf")
 SINGLE, HALF = torch.float32, torch.bfloat16
+HALVES = torch.float16, torch.bfloat16
 OLDER_TRITON = TRITON < (3, 8)
 
 
@@ -194,14 +195,11 @@ def test_rows_of_several_warps(n_cols, dtype, stem):
         (8192, torch.float32, "unaligned"),
         (8193, torch.float32, SHARED),
         (10_240, torch.float32, SHARED),
-        (8192, torch.bfloat16, "unaligned"),
-        (8684, torch.bfloat16, "unaligned"),  # two parts would be half empty
-        (10_240, torch.bfloat16, "unaligned"),
-        (10_241, torch.bfloat16, SHARED),  # as many empty places as in a tile
-        (16_384, torch.bfloat16, SHARED),
-        (17_000, torch.bfloat16, "unaligned"),
-        (20_480, torch.float16, "unaligned"),
-        (20_481, torch.bfloat16, SHARED),
+        (599, torch.bfloat16, "unaligned"),
+        (600, torch.bfloat16, "windows"),
+        (8192, torch.float16, "windows"),
+        (65_536, torch.bfloat16, "windows"),
+        (65_537, torch.bfloat16, SHARED),
         (2_000_000, torch.bfloat16, SHARED),
         (2_200_000, torch.bfloat16, "online"),
         (2_700_000, torch.float32, SHARED),
@@ -210,6 +208,15 @@ def test_rows_of_several_warps(n_cols, dtype, stem):
 )
 def test_rows_that_are_loaded_by_element(n_cols, dtype, stem):
     assert fastest.choose(MANY, n_cols, dtype, 1, False) == stem
+
+
+def test_rows_go_through_windows_only_where_they_start_elsewhere_in_the_output():
+    for dtype, n_cols in itertools.product(HALVES, (701, 8191, 50_257)):
+        assert fastest.choose(MANY, n_cols, dtype, 1, False) == "windows"
+        assert fastest.choose(MANY, n_cols, dtype, 1, True) != "windows"
+        assert fastest.choose(MANY, n_cols, dtype, 4, False) != "windows"
+        assert fastest.choose(100, n_cols, dtype, 1, False) != "windows"  # few
+    assert fastest.choose(MANY, 701, torch.float32, 1, False) != "windows"
 
 
 def test_few_rows_that_are_loaded_by_element_are_shared_early():

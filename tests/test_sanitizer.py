@@ -22,7 +22,7 @@ import triton.language as tl
 
 import kernels
 from benchmarks import variants
-from kernels import cooperative, fastest, staged, tiled
+from kernels import cooperative, fastest, staged, tiled, windows
 from kernels.lab import backend
 from tests.helpers import FakeKernel, assert_right
 
@@ -50,8 +50,16 @@ def softmaxes() -> Iterator[tuple[Callable, tuple[int, int]]]:
     yield variants.three_pass, (3, 2049)
     yield tiled.softmax, (3, 2560)  # wide accesses, two blocks
     yield staged.softmax, (131, 33)  # in bfloat16, a last tile with values left over
+    for n_cols in (781, 20_001):  # a row of a slice, and its parts
+        yield of_a_slice, (3, n_cols)
     for n_cols in (40_000, 40_001):  # several programs for a row
         yield cooperative.softmax, (2, n_cols)
+
+
+def of_a_slice(x: torch.Tensor) -> torch.Tensor:
+    """The softmax of x, whose rows lie in a wider matrix and start elsewhere there."""
+    wide = torch.nn.functional.pad(x, (1, 2))
+    return windows.softmax(wide[:, 1:-2])
 
 
 def every_kernel() -> None:

@@ -83,6 +83,7 @@ STYLES: dict[str, Style] = {
     "tiled": Style("#3c0078", "^", "tiled"),
     "unaligned": Style("#879600", "P", "unaligned"),
     "staged": Style("#b41ef0", "o", "staged"),
+    "windows": Style("#3c00f0", "o", "windows"),
     "online": Style("#784bb4", "v", "online"),
     "online.three_pass": Style("#d25aa5", "s", "online, three passes"),
     "online.per_block": Style("#00694b", "h", "online, per block"),

@@ -29,7 +29,6 @@ from benchmarks import (
     steps,
     tiles,
     variants,
-    windows,
 )
 from kernels import meta, online, program, strided, unaligned
 from kernels.lab import compile, gpu
@@ -37,7 +36,6 @@ from tests.helpers import DTYPES, GPUS, loaded, meta_matrix
 from tests.test_every_gpu import compile_and_fit, kernel_of, kernels_in
 
 F32, BF16 = map(compile.pointer, (torch.float32, torch.bfloat16))
-HALVES = (torch.bfloat16, torch.float16)
 I32, I64 = map(compile.pointer, (torch.int32, torch.int64))
 
 # ---- each module's launches, at least one for each kernel ----------------------------
@@ -173,13 +171,6 @@ def of_variants():
         yield variants.three_pass_kernel, meta.arguments(x, x)[:-1], how
 
 
-def of_windows():
-    for n_cols, dtype in itertools.product((781, 4097, 50257), HALVES):
-        y = meta_matrix(4096, n_cols, dtype)
-        x = meta_matrix(4096, n_cols, dtype, stride=n_cols + 1)
-        yield windows.launch_for(y, x)
-
-
 MODULES = {
     "backwards": of_backwards,
     "edges": of_edges,
@@ -196,7 +187,6 @@ MODULES = {
     "steps": of_steps,
     "tiles": of_tiles,
     "variants": of_variants,
-    "windows": of_windows,
 }
 
 

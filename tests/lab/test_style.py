@@ -25,6 +25,7 @@ TOGETHER = [  # who shares a figure; the copy is dashed and is looked at by itse
     ["persistent", "persistent.tiled", "persistent.onerow", "persistent.resident"],
     ["meta", "persistent", "tiled", "unaligned", "torch"],
     ["tiled", "unaligned", "staged"],
+    ["unaligned", "cooperative", "windows"],
     ["tiled", "unaligned", "online", "cooperative", "fastest"],
     [name for name in style.STYLES if name.startswith("online")],
     ["tiled", "fastest", *PEERS],
