@@ -39,6 +39,7 @@ SWEEPS = {  # stem of a recorded file: its title, and what its times are compare
     "cuda": ("Softmax in CUDA C++: chapter cuda", "copy"),
     "unaligned": ("Rows that start anywhere: chapter unaligned", "copy"),
     "staged": ("The shortest rows: chapter staged", "copy"),
+    "windows": ("Rows of a slice: chapter windows", "copy"),
 }
 KERNELS = {"block_cols": 2048, "num_warps": 4}  # of the record, for the table
 SYMBOLS = {  # Matplotlib's markers in the words of d3

@@ -25,9 +25,9 @@ CASE = record.Case(torch.bfloat16, 4096, 32768)
 CLOCK = "device"
 # Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
 # launches the kernel of `strided`, `gradient` is the backward pass, `operator` makes
-# PyTorch know both, and `staged` is for short rows.
+# PyTorch know both, `staged` is for short rows and `windows` for rows of a slice.
 BESIDE = (
-    *("traffic", "residency", "gradient", "operator", "staged"),
+    *("traffic", "residency", "gradient", "operator", "staged", "windows"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
 )
 STEPS = tuple(stem for stem in kernels.CHAPTERS if stem not in BESIDE)
