@@ -204,12 +204,13 @@ def store_part(part, row_max, row_sum, WORDS, REST, THREADS):
         store_words(output_ptr, low, high, begin, n_cols, WORDS, THREADS, at_end)
     if at_end:  # an end whose word isn't whole: its other value may be another row's
         lane = tl.arange(0, THREADS)
-        col = tl.where(lane == 0, 0, n_cols - 1)
-        alone = tl.where(lane == 0, begin, n_cols - begin) % 2 != 0
-        is_here = (lane < 2) & alone
-        is_here &= (col >= begin) & (col < begin + 2 * (WORDS + REST))
-        x = load_values((address, input_ptr, 2**30), col - first_col, is_here)
-        tl.store(output_ptr + (col - begin), exp_shifted(x, row_max) / row_sum, is_here)
+        place = tl.where(lane == 0, 0, n_cols - 1) - begin
+        alone = (
+            place ^ lane
+        ) % 2 == 1  # the first at odd places, the last at even ones
+        is_here = (lane < 2) & alone & (place >= 0) & (place < 2 * (WORDS + REST))
+        x = load_values((address, input_ptr, 2**30), begin - first_col + place, is_here)
+        tl.store(output_ptr + place, exp_shifted(x, row_max) / row_sum, is_here)
 
 
 # Only n_parts = 1 is compiled for itself. Then no program divides by it.
