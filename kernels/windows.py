@@ -205,9 +205,8 @@ def store_part(part, row_max, row_sum, WORDS, REST, THREADS):
     if at_end:  # an end whose word isn't whole: its other value may be another row's
         lane = tl.arange(0, THREADS)
         place = tl.where(lane == 0, 0, n_cols - 1) - begin
-        alone = (
-            place ^ lane
-        ) % 2 == 1  # the first at odd places, the last at even ones
+        # Alone: the row's first value at an odd place, its last one at an even place.
+        alone = (place ^ lane) % 2 == 1
         is_here = (lane < 2) & alone & (place >= 0) & (place < 2 * (WORDS + REST))
         x = load_values((address, input_ptr, 2**30), begin - first_col + place, is_here)
         tl.store(output_ptr + place, exp_shifted(x, row_max) / row_sum, is_here)
