@@ -31,7 +31,8 @@ from kernels.online import merge_axis
 from kernels.staged import load_values, store_values
 from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift
 
-SHORTEST, LONGEST = 600, 2**16  # columns: a shorter row does not keep a warp busy
+MAX_COLS, MAX_ROWS = 2**16, tiled.MAX_ROWS  # longer rows are faster in `cooperative`
+SHORTEST = 600  # columns: a shorter row does not keep a warp busy
 LONGEST_ROW = 16384  # columns of a row that one program takes
 WORDS_OF_A_THREAD = 32  # of the first block, where a row needs several warps
 WORDS_OF_A_PART = 1024, 256  # of a longer row, in two blocks
@@ -361,9 +362,9 @@ def launch_for(
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """The softmax of every row.
 
-    Args, returns, raises: as `kernels.tiled.softmax`, but up to LONGEST columns.
+    Args, returns, raises: as `kernels.tiled.softmax`, but up to MAX_COLS columns.
     """
-    backend.validate(x, max_rows=tiled.MAX_ROWS, max_cols=LONGEST)
+    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         x = x if x.stride(1) == 1 else x.contiguous()

@@ -211,4 +211,4 @@ def test_a_small_gpu_runs_the_parts_of_three_rows_at_once(monkeypatch):
 
 
 def test_the_rule_and_the_chapter_agree_on_lengths():
-    assert range(windows.SHORTEST, windows.LONGEST + 1) == fastest.WINDOWS
+    assert range(windows.SHORTEST, windows.MAX_COLS + 1) == fastest.WINDOWS
