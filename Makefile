@@ -9,6 +9,7 @@
 #:   make lint     check the style of code and notebooks
 #:   make record   on a GPU: execute every notebook in place and record what it measures
 #:   make exercises  write notebooks/exercises from notebooks/solutions
+#:   make record-all  on one or more GPUs: that, the benchmark and its controls, at one commit
 #:   make bench    on a GPU: measure the benchmark of chapter 18, peers beside it
 #:   make hub      start a classroom: JupyterHub on this machine, a login per learner
 #:   make hub-test prove the classroom: two learners run a chapter at once
@@ -48,7 +49,7 @@ needs-hub := run lab jupyterhub
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book browser browser-lab slides lint record bench exercises hub hub-test pairs fresh address
+.PHONY: help lab test book browser browser-lab slides lint record record-all bench exercises hub hub-test pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -95,6 +96,10 @@ record: $(call ready,record)
 	  --ExecutePreprocessor.record_timing=False notebooks/*.ipynb
 	$(PY) -m nbconvert --to notebook --inplace --coalesce-streams notebooks/*.ipynb
 	COURSE_RECORD=1 COURSE_COMMIT=$(COMMIT) $(PY) book/figures/ladder.py
+
+record-all: $(call ready,record)
+	$(NEEDS_GPU)
+	COURSE_COMMIT=$(COMMIT) $(PY) .ci/record.py $(ARGS)
 
 bench: $(call ready,bench)
 	$(NEEDS_GPU)
