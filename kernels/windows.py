@@ -315,9 +315,8 @@ def choose_config(n_cols: int) -> Config:
     """
     n_words = max(n_cols // 2 + 1, 64)
     words, rest = split_words(n_words)
-    if n_cols > LONGEST_ROW or (
-        words == 8192 and n_words < 6600
-    ):  # a fifth or more is empty
+    is_loose = words == 8192 and n_words < 6600  # a fifth of the block would be empty
+    if n_cols > LONGEST_ROW or is_loose:
         words, rest = WORDS_OF_A_PART
         block_parts = max(32, power_of_2(ceil_div(n_words, words + rest)))
         return Config(words, rest, 32, block_parts, PATIENCE, 1, maxnreg=96)
