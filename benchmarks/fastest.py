@@ -94,13 +94,15 @@ def plan(names: Iterable[str], *, short: bool = False) -> list[Task]:
     """What there is to measure in these regions.
 
     Cases that differ only in how the input lies in memory are one task, since they are
-    compared with the same copy, which a task measures once.
+    compared with the same copy, which a task measures once. So a task also has those
+    cases of its matrix that are in other regions.
     """
     names = set(names)
     tasks: dict[tuple, list[Case]] = {}
-    chosen = regions.SHORT if short else regions.REGIONS
-    for region in chosen:
-        for case in region.cases if region.name in names else ():
+    every = regions.SHORT if short else regions.REGIONS
+    wanted = {case[:3] for r in every if r.name in names for case in r.cases}
+    for case in (case for region in every for case in region.cases):
+        if case[:3] in wanted:
             tasks.setdefault(("device", *case[:3]), []).append(case)
     for case in regions.HOST if "host" in names else ():
         tasks.setdefault(("host", *case[:3]), []).append(case)

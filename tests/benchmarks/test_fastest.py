@@ -101,10 +101,10 @@ def test_a_run_stops_in_time_and_the_next_one_goes_on(machine, monkeypatch, caps
     assert machine.until_s == 60 * 2  # half of the time is for measuring
     assert "2 tasks are left" in capsys.readouterr().out
     run(monkeypatch, "here", "there")
-    assert len(machine.timed) == 4 * 3
-    assert machine.compiled[-1] == [CASES[2], TWIN[0]]
+    assert len(machine.timed) == 4 * 3 + 2  # with the twin's slice
+    assert machine.compiled[-1] == [CASES[2], *TWIN]
     run(monkeypatch, "here", "there")
-    assert len(machine.timed) == 4 * 3
+    assert len(machine.timed) == 4 * 3 + 2
     assert machine.compiled[-1] == []
 
 
@@ -123,11 +123,15 @@ def test_done_is_what_this_commit_has_measured_on_this_gpu(machine, monkeypatch)
     assert len(machine.timed) == 5 * 2 * 3
 
 
-def test_the_other_input_of_a_measured_shape_is_not_done(machine, monkeypatch):
-    run(monkeypatch, "there")
-    before = len(machine.timed)
+def test_a_shape_of_which_an_input_lacks_is_measured_again_whole(machine, monkeypatch):
     run(monkeypatch, "strided")
-    assert len(machine.timed) == before + 3
+    before = len(machine.timed)
+    rows = machine.rows()
+    rows[rows["input"] == "contiguous"].to_csv(machine.path, index=False)
+    run(monkeypatch, "strided")
+    assert before == 3 + 2 and len(machine.timed) == 2 * before
+    run(monkeypatch, "strided")
+    assert len(machine.timed) == 2 * before
 
 
 def test_rows_are_written_after_each_case(machine, monkeypatch):
@@ -171,6 +175,15 @@ def test_cases_of_one_shape_share_a_copy():
     for name, group in tasks:
         assert name == "device" and len({case[:3] for case in group}) == 1
     assert len({group[0][:3] for _, group in tasks}) == len(tasks)
+
+
+def test_a_region_is_measured_with_the_twins_of_its_cases():
+    """If not, they would be compared with a copy of another run."""
+    tasks = fastest.plan(["strided"])
+    matrices = {case[:3] for case in regions.BY_NAME["strided"].cases}
+    twins = {c for r in regions.REGIONS for c in r.cases if c[:3] in matrices}
+    assert {case for _, cases in tasks for case in cases} == twins
+    assert {case.input for case in twins} == {"sliced", "contiguous"}
 
 
 def test_an_unknown_region_is_refused(machine, monkeypatch, capsys):
