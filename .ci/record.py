@@ -26,7 +26,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 REGIONS = ("large", "any", "strided", "middle", "longest", "few", "small")
-OF_BENCHMARK, OF_HOST = ("18_fastest",), ("20_operator",)  # pages that show its rows
+AFTER = {"18_fastest": ("benchmark",), "20_operator": ("host",)}  # they show its rows
 LONG = ("13_matmul", "19_gradient", "12_cuda")  # pages that begin first
 PYTHON = (sys.executable, "-m")
 EXECUTE = (*PYTHON, "nbconvert", "--to", "notebook", "--execute", "--inplace")
@@ -61,12 +61,9 @@ def tasks(pages: Iterable[str]) -> list[Task]:
     pages = sorted(pages, key=lambda stem: (stem not in LONG, stem))
     first = [Task("benchmark", (*PYTHON, "benchmarks.fastest", *REGIONS))]
     first += [Task("flush", (*PYTHON, "benchmarks.flush"))]
-    after = dict.fromkeys(OF_BENCHMARK, ("benchmark",)) | dict.fromkeys(
-        OF_HOST, ("host",)
-    )
     for stem in pages:
         command = (*EXECUTE, f"notebooks/{stem}.ipynb")
-        first.append(Task(stem, command, after.get(stem, ())))
+        first.append(Task(stem, command, AFTER.get(stem, ())))
     ladder = Task("ladder", (sys.executable, "book/figures/ladder.py"), ("benchmark",))
     others = tuple(task.name for task in first if "host" not in task.after)
     host = (*PYTHON, "benchmarks.fastest", "host")

@@ -416,13 +416,13 @@ def budget(itemsize: int) -> float:
 
 
 def counts(launch: Launch, n_cols: int) -> dict[str, float]:
-    """Counts in the code of a launch on contiguous rows, compiled for an H200.
+    """Counts in the code of a launch on rows of one program, compiled for an H200.
 
     Returns:
         "shuffles": of a thread.
         "instructions": of all threads, for each value.
     """
-    made, rows = compile.aot(launch), launch.constants["ROWS"]
+    made, rows = compile.aot(launch), launch.constants.get("ROWS", 1)
     instructions = 32 * made.num_warps * made.count(r"^    (?!NOP)", "sass")
     return {
         "shuffles": made.count(r"shfl\.sync"),

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.tiles import widest
+from benchmarks import edges
+from benchmarks.spans import CHUNK, LABEL, NUMBER
 from kernels import windows
 from kernels.lab import compile, record, style
 from kernels.lab import judge as judges
@@ -25,11 +26,9 @@ from kernels.lab.draw.card import ALERT, MASKED, Picture, Place, count, tint
 from kernels.lab.launch import Launch
 from kernels.lab.style import MUTED
 
-CHUNK, WORD = 8, 2  # values of 16 bits in 16 bytes, and in 4
+WORD = 2  # values of 16 bits in 4 bytes
 MOST_COLS, MOST_WIDE, MOST_ROW = 16, 99, 99  # that a picture has room for
 LEFT, ROOM, WIDE, HIGH = 2.5, 95.0, 5.9, 5.2
-LABEL = {"size": style.FONT + 2}  # larger than usual: a phone halves the picture
-NUMBER = {"size": style.FONT + 3.5}
 ROW = {"fill": tint(0)}
 OTHER = {"fill": tint(7, 0.12), "hatch": MASKED, "edgecolor": tint(7, 0.45)}
 WINDOW = {"linewidth": 2.4, "edgecolor": ALERT}
@@ -316,14 +315,13 @@ def work(chapter: ModuleType, n_cols: int) -> dict[str, float]:
     launched = launch(chapter, n_cols)
     if launched.constants.get("BLOCK_PARTS", 1) > 1:
         raise ValueError(f"a row must be one program's, got n_cols = {n_cols}")
-    made, rows = compile.aot(launched), launched.constants.get("ROWS", 1)
-    instructions = 32 * made.num_warps * made.count(r"^    (?!NOP)", "sass")
+    made, (load, store) = compile.aot(launched), edges.widths(launched)
     return {
-        "instructions": instructions / (rows * n_cols),
+        "instructions": edges.counts(launched, n_cols)["instructions"],
         "loads": made.count(r"\bld\.global"),
-        "load": widest(made, "ld"),
+        "load": load,
         "stores": made.count(r"\bst\.global"),
-        "store": widest(made, "st"),
+        "store": store,
     }
 
 

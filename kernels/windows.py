@@ -28,11 +28,11 @@ from kernels.lab.launch import (
     power_of_2,
 )
 from kernels.online import merge_axis
-from kernels.staged import load_values, store_values
+from kernels.staged import load_values, stage_chunks, store_values
 from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift
 
-MAX_COLS, MAX_ROWS = 2**16, tiled.MAX_ROWS  # longer rows are faster in `cooperative`
-SHORTEST = 600  # columns: a shorter row does not keep a warp busy
+MAX_COLS, MAX_ROWS = 2**16, tiled.MAX_ROWS  # longer rows are for `cooperative`
+SHORTEST = 600  # columns: from here on this is faster than `unaligned`
 LONGEST_ROW = 16384  # columns of a row that one program takes
 WORDS_OF_A_THREAD = 32  # of the first block, where a row needs several warps
 WORDS_OF_A_PART = 1024, 256  # of a longer row, in two blocks
@@ -64,13 +64,6 @@ def load_chunks(tile, FIRST, COUNT, at_end):
 
 
 @triton.jit
-def stage_chunks(tile, chunks, FIRST, COUNT):
-    """Writes loaded chunks to shared memory."""
-    one, two = tl.split(chunks)
-    shared.store_chunk(tile[0] + 16 * (FIRST + tl.arange(0, COUNT)), one, two)
-
-
-@triton.jit
 def load_ends(tile, CHUNKS, THREADS):
     """Loads the chunks that hold a row's first and last values, value by value.
 
@@ -94,17 +87,18 @@ def copy_in(tile, at_end, WORDS, REST, THREADS):
     """
     CHUNKS: tl.constexpr = WORDS // 4
     LAST: tl.constexpr = (WORDS + REST) // 4
+    held = tile[0], tile[1], 0  # as the functions of `staged` know it
     place, values, here = load_ends(tile, LAST + 1, THREADS)
     chunks = load_chunks(tile, 0, CHUNKS, at_end)
     if REST:
         rest = load_chunks(tile, CHUNKS, REST // 4, at_end)
-        stage_chunks(tile, rest, CHUNKS, REST // 4)
+        stage_chunks(held, rest, CHUNKS, REST // 4)
     last = load_chunks(tile, LAST, 1, at_end)
-    stage_chunks(tile, chunks, 0, CHUNKS)
-    stage_chunks(tile, last, LAST, 1)
+    stage_chunks(held, chunks, 0, CHUNKS)
+    stage_chunks(held, last, LAST, 1)
     tl.debug_barrier()
     if at_end:
-        store_values((tile[0], tile[1], 0), place, values, here)
+        store_values(held, place, values, here)
         tl.debug_barrier()
 
 

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from benchmarks import spans
 from kernels import staged
 from kernels.lab import shared
-from tests.lab.pictures import boxes, gids, texts
+from tests.lab.pictures import assert_fits, boxes, gids, texts
 from tests.shared_memory import stand_in
 
 SHAPES = [(5, 4), (2, 1), (3, 6), (8, 4), (9, 3), (15, 6), (16, 6)]
@@ -123,16 +122,7 @@ def test_each_row_is_named_where_it_starts_in_memory():
 @pytest.mark.parametrize("n_cols", range(2, 17))
 def test_every_picture_fits_its_card(n_cols):
     for n_rows in (1, 6):
-        figure = spans.picture(n_cols, n_rows)
-        renderer = FigureCanvasAgg(figure).get_renderer()
-        figure.draw(renderer)
-        (_, bottom), (right, _) = figure.axes[0].transData.transform(
-            [(0, figure.axes[0].get_ylim()[0]), (98, 0)]
-        )
-        for artist in [*boxes(figure), *figure.axes[0].texts]:
-            extent = artist.get_window_extent(renderer)
-            assert extent.x1 <= right, artist
-            assert extent.y0 > bottom, artist
+        assert_fits(spans.picture(n_cols, n_rows))
 
 
 def test_the_text_names_rows_and_values():

@@ -6,6 +6,7 @@ as large as its value says.
 
 from collections import Counter
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.patches import Rectangle
 
 from kernels.lab.style import Figure
@@ -23,6 +24,19 @@ def gids(figure: Figure) -> Counter:
 
 def texts(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.axes[0].texts]
+
+
+def assert_fits(figure: Figure) -> None:
+    """No box and no text reaches beyond the card's right or lower margin."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    (_, bottom), (right, _) = figure.axes[0].transData.transform(
+        [(0, figure.axes[0].get_ylim()[0]), (98, 0)]
+    )
+    for artist in [*boxes(figure), *figure.axes[0].texts]:
+        extent = artist.get_window_extent(renderer)
+        assert extent.x1 <= right, artist
+        assert extent.y0 > bottom, artist
 
 
 def read(figure: Figure, start: str) -> str:
