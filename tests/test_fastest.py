@@ -307,12 +307,29 @@ def test_an_unfit_dtype_is_named():
 
 # ---- what only a GPU can show --------------------------------------------------------
 
+# Columns of slices of 16 bits that go to `windows`.
+SLICES = {"a slice": 4_001, "a slice in parts": 20_001}
+INPUTS = (*STEMS, *SLICES)
+
+
+def one_of(name: str, seed: int = 0) -> torch.Tensor:
+    """A matrix for a chapter of STEMS, or one of SLICES."""
+    if name in STEMS:
+        return input_of(name, seed=seed)
+    n_cols = SLICES[name]
+    shape = 2**24 // n_cols, n_cols + 2
+    generator = torch.Generator(backend.DEVICE).manual_seed(seed)
+    like = {"dtype": torch.bfloat16, "device": backend.DEVICE}
+    x = torch.randn(shape, generator=generator, **like)[:, 1:-1]
+    assert fastest.choose(*x.shape, x.dtype, 1, same_shift=False) == "windows"
+    return x
+
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("with_out", [False, True])
-def test_a_graph_is_captured_and_replayed(stem, with_out):
-    x = input_of(stem)
+def test_a_graph_is_captured_and_replayed(name, with_out):
+    x = one_of(name)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     how = {"out": out} if with_out else {}
     fastest.softmax(x, **how)  # compiles
@@ -320,10 +337,10 @@ def test_a_graph_is_captured_and_replayed(stem, with_out):
     with torch.cuda.graph(graph):
         y = fastest.softmax(x, **how)
     for seed in range(1, 5):
-        x.copy_(input_of(stem, seed=seed))
+        x.copy_(one_of(name, seed))
         y.fill_(7)
         graph.replay()
-        between = input_of(stem, seed=9)
+        between = one_of(name, 9)
         z = fastest.softmax(between)  # the graph has words of its own
         assert_right(z, between)
         assert_right(y, x)
@@ -331,7 +348,7 @@ def test_a_graph_is_captured_and_replayed(stem, with_out):
 
 @pytest.mark.gpu
 def test_one_graph_of_many_calls():
-    inputs = [input_of(stem, seed=seed) for stem in STEMS for seed in range(3)]
+    inputs = [one_of(name, seed) for name in INPUTS for seed in range(3)]
     for x in inputs:
         fastest.softmax(x)
     graph = torch.cuda.CUDAGraph()
@@ -346,10 +363,10 @@ def test_one_graph_of_many_calls():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stem", STEMS)
-def test_streams_at_once(stem):
+@pytest.mark.parametrize("name", INPUTS)
+def test_streams_at_once(name):
     streams = [torch.cuda.Stream() for _ in range(4)]
-    inputs = [[input_of(stem, seed=10 * i + j) for j in range(20)] for i in range(4)]
+    inputs = [[one_of(name, 10 * i + j) for j in range(20)] for i in range(4)]
     torch.cuda.synchronize()
     outputs = [[] for _ in streams]
     for turn in range(20):
@@ -365,7 +382,7 @@ def test_streams_at_once(stem):
 @pytest.mark.gpu
 def test_threads_at_once():
     def work(seed):
-        inputs = [input_of(stem, seed=seed) for stem in STEMS]
+        inputs = [one_of(name, seed) for name in INPUTS]
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

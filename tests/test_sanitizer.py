@@ -1,9 +1,10 @@
-"""NVIDIA's compute-sanitizer sees no stray access: every kernel, one small case each.
+"""NVIDIA's compute-sanitizer sees no stray access and no race in any kernel.
 
 The kernels in CUDA C++ are tried in `tests/benchmarks/test_cuda_faults.py`.
 
 The interpreter's meter knows a view's exact elements. The sanitizer sees allocations,
-on the GPU itself, where loads are wide and programs run at the same time.
+on the GPU itself, where loads are wide and programs run at the same time. It also sees
+threads of a program that read in shared memory what others write, and do not wait.
 """
 
 import importlib
@@ -23,7 +24,7 @@ import triton.language as tl
 import kernels
 from benchmarks import variants
 from kernels import cooperative, fastest, staged, tiled, windows
-from kernels.lab import backend
+from kernels.lab import backend, shared
 from tests.helpers import FakeKernel, assert_right
 
 LIMIT_S = 300
@@ -38,6 +39,21 @@ def stray_kernel(output_ptr, BLOCK: tl.constexpr):
 def stray() -> None:
     output = torch.empty(1000, device=backend.DEVICE)
     stray_kernel[(1,)](output, 4096)
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def racing_kernel(output_ptr, BLOCK: tl.constexpr):
+    """Threads read what others write to shared memory, and nobody waits."""
+    address, place = shared.reserve(4 * BLOCK), tl.arange(0, BLOCK)
+    shared.store(address + 4 * place, place, place >= 0)
+    other = shared.load(address + 4 * (BLOCK - 1 - place), place >= 0, 32)
+    tl.store(output_ptr + place, other)
+
+
+def racing() -> None:
+    output = torch.empty(1024, dtype=torch.int32, device=backend.DEVICE)
+    racing_kernel[(1,)](output, 1024)
     torch.cuda.synchronize()
 
 
@@ -70,15 +86,17 @@ def every_kernel() -> None:
     torch.cuda.synchronize()
 
 
-def sanitized(function: Callable[[], None]) -> subprocess.CompletedProcess:
-    """Calls a function of this module under memcheck, each tensor an allocation."""
+def sanitized(
+    function: Callable[[], None], check: str = "memcheck"
+) -> subprocess.CompletedProcess:
+    """Calls a function of this module under a tool, each tensor an allocation."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     if not Path(tool).exists():
         pytest.skip("needs NVIDIA's compute-sanitizer")
     changed = {"PYTHONPATH": str(backend.ROOT), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     name = function.__name__
     call = f"import kernels; from {__name__} import {name}; {name}()"
-    options = ["--tool", "memcheck", "--error-exitcode", "86"]
+    options = ["--tool", check, "--error-exitcode", "86"]
     return subprocess.run(
         [tool, *options, sys.executable, "-c", call],
         env=os.environ | changed,
@@ -100,6 +118,20 @@ def test_every_kernel_is_clean():
     done = sanitized(every_kernel)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "ERROR SUMMARY: 0 errors" in done.stdout
+
+
+@pytest.mark.gpu
+def test_a_race_is_found():
+    done = sanitized(racing, "racecheck")
+    assert done.returncode != 0, done.stdout + done.stderr
+    assert "hazard" in done.stdout
+
+
+@pytest.mark.gpu
+def test_no_kernel_has_a_race():
+    done = sanitized(every_kernel, "racecheck")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "0 hazards displayed" in done.stdout
 
 
 def test_every_kernel_is_among_them(monkeypatch):
