@@ -267,7 +267,8 @@ def _answers(peer: Peer, folders: tuple[str, ...]) -> bool:
 @functools.cache
 def _loaded(load: Callable[[], Softmax], folders: tuple[str, ...]) -> Softmax:
     sys.path[:0] = folders
-    return load()
+    with warnings.catch_warnings(action="ignore"):  # advice on its libraries
+        return load()
 
 
 def _ready(load: Callable[[], Softmax], folders: tuple[str, ...]) -> None:

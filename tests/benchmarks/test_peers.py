@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,11 @@ def load_fake():
     from fakepeer import softmax
 
     return softmax
+
+
+def load_with_advice():
+    warnings.warn("please update your libraries", stacklevel=1)
+    return load_fake()
 
 
 def load_broken():
@@ -165,6 +171,13 @@ def test_a_peer_that_is_nowhere_is_not_available(machine, monkeypatch, capsys):
     assert (peer.folders(), peer.version(), peer.available()) == ((), "", False)
     assert list(sweep(peer, (8,))["provider"]) == ["copy"]
     assert "fake is left out at 1 of 1 shapes" in capsys.readouterr().out
+
+
+def test_a_peers_advice_about_its_libraries_is_not_shown(machine, recwarn):
+    peer = peers.Peer("fake", "fake-peer", load_with_advice, inside=("deep", "."))
+    assert peer.available() and not recwarn
+    load_with_advice()
+    assert len(recwarn) == 1
 
 
 def test_a_peer_that_cannot_be_imported_says_why_once(machine, capsys):
