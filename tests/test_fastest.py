@@ -439,9 +439,11 @@ def test_both_sides_of_the_seam(n_rows, dtype):
 def test_another_gpu_than_the_current_one():
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    for stem in STEMS:
-        here = input_of(stem)
-        there = here.to("cuda:1")
+    for name in INPUTS:
+        here = one_of(name)
+        with torch.cuda.device(1):
+            there = one_of(name)
+        assert there.device.index == 1 and there.stride() == here.stride()
         for _ in range(2):
             for x in (here, there):
                 y, out = fastest.softmax(x), torch.empty_like(x)

@@ -24,9 +24,8 @@ Two safeguards keep the input out of the L2 cache in `events` and `device`.
    together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
    (`evict_last`), and such lines outlive a flush: after 1 GiB of other values was read,
    an H200 still held almost half of a matrix of 8 MB (`flush_dram.csv`). With a flush
-   alone, our kernels took 0.3 µs less on an input of 4 MB; torch, Liger and the copy,
-   which ask for nothing, at most 0.1 µs less. On 1 MB the times scatter by as much:
-   Liger took 0.4 µs more (`flush.csv`).
+   alone, our kernels took 0.2 to 0.4 µs less on inputs of 1 and 4 MB; torch, Liger and
+   the copy, which ask for nothing, took the same within 0.2 µs (`flush.csv`).
 
 `benchmarks/flush.py` makes both records.
 
