@@ -9,6 +9,7 @@ observed = record.observe("gradient_kernels", backwards.kernels)
 The kernels of this module take contiguous matrices.
 """
 
+import gc
 import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -304,6 +305,7 @@ def kernels(
         ways["gradient"] = training.WayBack(training.ours)
         for call, way in ways.items():
             way(both)  # compiles, and computes y
+            gc.collect()  # else it may free in the next call what this one has made
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()

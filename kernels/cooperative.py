@@ -310,14 +310,14 @@ def launch_for(
     )
 
 
-def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
+def softmax(x: torch.Tensor) -> torch.Tensor:
     """The softmax of every row, each by several programs.
 
-    Args, returns, raises: as `tiled.softmax`, other limits. config: not checked.
+    Args, returns, raises: as `tiled.softmax`, other limits.
     """
     backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
         x = x if x.stride(1) == 1 else x.contiguous()
-        launch_for(output, x, config)(output, x)
+        launch_for(output, x)(output, x)
     return output

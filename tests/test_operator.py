@@ -11,10 +11,18 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels import fastest
+from kernels import fastest, gradient
 from kernels.lab import backend
 from tests import forks
-from tests.helpers import DIMS, LAYOUTS, STEMS, assert_right, tensor, width_for
+from tests.helpers import (
+    DIMS,
+    LAYOUTS,
+    STEMS,
+    FakeKernel,
+    assert_right,
+    tensor,
+    width_for,
+)
 
 # ---- out, and autograd ---------------------------------------------------------------
 
@@ -88,6 +96,16 @@ def test_the_gradient_is_torchs(shape, dim):
         (torch.softmax(theirs, dim) * weights).sum().backward()
         near = 4 * torch.finfo(dtype).eps  # of 1, the largest softmax
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=near)
+
+
+def test_the_gradient_is_computed_by_the_courses_kernel(monkeypatch):
+    kernel = FakeKernel(gradient.gradient_kernel)
+    monkeypatch.setattr(gradient, "gradient_kernel", kernel)
+    x = tensor(3, 64).requires_grad_()
+    y = fastest.softmax(x)
+    assert not kernel.calls
+    y.sum().backward()
+    assert len(kernel.calls) == 1
 
 
 def test_the_gradient_is_that_of_differences():

@@ -23,7 +23,10 @@ Weighed: words of each call's own, as `torch.compile` makes for its kernels. Cle
 them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
 workspaces for each stream, as here. And for a graph, words that are cleared once for
 all of its calls. Their memory would have to stay allocated until the capture ends, and
-`torch.compile`'s graphs refuse memory that is allocated then and is no output.
+`torch.compile`'s graphs refuse memory that is allocated then and is no output. And
+kernels that clear their own words. The last program to read them must do it, so each
+program would have to count itself, by one more atomic operation. The words would have
+to outlive each replay, so nothing else in the graph could use their memory.
 """
 
 import itertools
