@@ -11,7 +11,8 @@ Most of a short kernel's time goes into what the interpreter knows or throws awa
 
 A launch also replaces functions that other threads are using: here, threads launch in
 turn. An autotuner fails, because nothing can be timed: here, it takes its first
-configuration.
+configuration. Triton 3.9 refuses a mask made with a comparison of two scalars, which
+it compiles: here, it takes it.
 
 `kernels.lab.backend` imports this where kernels are interpreted. Weighed: to wait for
 a release of Triton. 3.6 to 3.9 all do so. What a Triton does not have is left alone.
@@ -25,6 +26,7 @@ from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -119,6 +121,19 @@ def if_shapes_differ(broadcast: Callable[..., tuple]) -> Callable:
     return broadcast_impl_value
 
 
+def with_truth_of_one_bit(compute: Callable[..., Any]) -> Callable:
+    """Returns `binary_op`, which gives what compares one bit, not its operands' type."""
+
+    @functools.wraps(compute)
+    def binary_op(self: Any, lhs: Any, rhs: Any, op: Callable) -> Any:
+        result = compute(self, lhs, rhs, op)
+        if result.data.dtype == np.bool_:
+            result.dtype = tl.int1
+        return result
+
+    return binary_op
+
+
 def one_at_a_time(launch: Callable[..., None]) -> Callable:
     """Returns `GridExecutor.__call__`, in which a thread waits for the others."""
     turn = threading.RLock()
@@ -138,6 +153,7 @@ for owner, name, change in (
     (tl.tensor, "__init__", with_known_shape),
     (tl.block_type, "__init__", with_known_name),
     (TritonSemantic, "broadcast_impl_value", if_shapes_differ),
+    (interpreter.InterpreterBuilder, "binary_op", with_truth_of_one_bit),
 ):
     if name in vars(owner):
         setattr(owner, name, change(vars(owner)[name]))

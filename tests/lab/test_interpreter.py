@@ -30,6 +30,7 @@ CHANGED = [
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
     (TritonSemantic, "broadcast_impl_value"),
+    (tritons.InterpreterBuilder, "binary_op"),
 ]
 SCALARS = [
     *(tl.int1, tl.int8, tl.uint8, tl.int32, tl.uint32, tl.int64, tl.float64),
@@ -226,6 +227,30 @@ def test_blocks_of_one_shape_are_not_broadcast(monkeypatch):
     assert len(asked) == 4
     with pytest.raises(ValueError, match="incompatible dimensions"):
         semantic.broadcast_impl_value(block([8, 4]), right)
+
+
+@triton.jit
+def scalars_kernel(output_ptr, n):
+    """Writes n to the first five of 8 places, if n is even and above 2."""
+    place = tl.arange(0, 8)
+    tl.store(output_ptr + place, n, (place < 5) & (n % 2 == 0) & (n > 2))
+
+
+def test_a_mask_may_compare_scalars():
+    for n, n_written in ((2, 0), (3, 0), (4, 5)):
+        output = torch.zeros(8, dtype=torch.int32)
+        scalars_kernel[(1,)](output, n)
+        assert output.tolist() == [n] * n_written + [0] * (8 - n_written)
+
+
+def test_what_compares_is_one_bit(slow):
+    builder = tritons.interpreter_builder
+    two, three = (tritons.TensorHandle(np.array([n]), tl.int64) for n in (2, 3))
+    less = builder.binary_op(two, three, np.less)
+    assert less.dtype == tl.int1 and less.data.all()
+    assert builder.binary_op(two, three, np.add).dtype == tl.int64
+    slow()
+    assert builder.binary_op(two, three, np.less).dtype == tl.int64
 
 
 def test_threads_launch_in_turn():
