@@ -122,7 +122,7 @@ def if_shapes_differ(broadcast: Callable[..., tuple]) -> Callable:
 
 
 def with_truth_of_one_bit(compute: Callable[..., Any]) -> Callable:
-    """Returns `binary_op`, which gives what compares one bit, not its operands' type."""
+    """Returns `binary_op`, which gives a comparison one bit, not its operands' type."""
 
     @functools.wraps(compute)
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Callable) -> Any:
