@@ -305,7 +305,7 @@ def kernels(
         ways["gradient"] = training.WayBack(training.ours)
         for call, way in ways.items():
             way(both)  # compiles, and computes y
-            gc.collect()  # else it may free in the next call what this one has made
+            gc.collect()  # nothing of this call may be freed during the next
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
