@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.lab import backend, launch
+from kernels.lab import launch
 from kernels.lab.launch import SIZES, Launch, constants_of, pointer_to
 from kernels.online import merge_axis
 from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift, widen
@@ -311,13 +311,5 @@ def launch_for(
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row, each by several programs.
-
-    Args, returns, raises: as `tiled.softmax`, other limits.
-    """
-    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        x = x if x.stride(1) == 1 else x.contiguous()
-        launch_for(output, x)(output, x)
-    return output
+    """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
+    return launch.by_rows(launch_for, x, MAX_ROWS, MAX_COLS)

@@ -11,7 +11,6 @@ Source: measured (`notebooks/recorded/`); PTX ISA, cache eviction priority hints
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -213,13 +212,12 @@ def launch_for(
     )
 
 
-def softmax(x: torch.Tensor, launch_for: Callable = launch_for) -> torch.Tensor:
+def softmax(x: torch.Tensor) -> torch.Tensor:
     """The softmax of every row, by tiles of rows.
 
     Args:
         x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
             MAX_COLS, any strides. Columns that are not adjacent are copied first.
-        launch_for: makes the launch; a later chapter has its own.
 
     Returns:
         (M, N) in x's dtype, contiguous; empty if x is.
@@ -227,9 +225,4 @@ def softmax(x: torch.Tensor, launch_for: Callable = launch_for) -> torch.Tensor:
     Raises:
         TypeError, ValueError: x is not such a matrix.
     """
-    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        x = x if x.stride(1) == 1 else x.contiguous()
-        launch_for(output, x)(output, x)
-    return output
+    return launch.by_rows(launch_for, x, MAX_ROWS, MAX_COLS)

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from kernels import online, tiled, unaligned
 from kernels.cooperative import PATIENCE, choose_task, look, no_pairs, pack
-from kernels.lab import backend, shared
+from kernels.lab import launch, shared
 from kernels.lab.launch import (
     SIZES,
     Launch,
@@ -32,7 +32,6 @@ from kernels.staged import load_values, stage_chunks, store_values
 from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift
 
 MAX_COLS, MAX_ROWS = 2**16, tiled.MAX_ROWS  # longer rows are for `cooperative`
-SHORTEST = 600  # columns: from here on this is faster than `unaligned`
 LONGEST_ROW = 16384  # columns of a row that one program takes
 WORDS_OF_A_THREAD = 32  # of the first block, where a row needs several warps
 WORDS_OF_A_PART = 1024, 256  # of a longer row, in two blocks
@@ -353,13 +352,5 @@ def launch_for(
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
-    """The softmax of every row.
-
-    Args, returns, raises: as `kernels.tiled.softmax`, but up to MAX_COLS columns.
-    """
-    backend.validate(x, max_rows=MAX_ROWS, max_cols=MAX_COLS)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        x = x if x.stride(1) == 1 else x.contiguous()
-        launch_for(output, x)(output, x)
-    return output
+    """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
+    return launch.by_rows(launch_for, x, MAX_ROWS, MAX_COLS)

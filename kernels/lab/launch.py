@@ -7,7 +7,7 @@ form (`direct.CachedLaunch`). It holds no tensors, so tensors on "meta" will do.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,18 @@ class Launch:
         if self.n_words:
             from kernels.lab import words  # few launches need it
         return words.take(self.n_words, x.device) if self.n_words else ()
+
+
+def by_rows(
+    launch_for: Callable, x: torch.Tensor, max_rows: int, max_cols: int
+) -> torch.Tensor:
+    """What a chapter's launch writes for a matrix x; see `tiled.softmax`."""
+    backend.validate(x, max_rows=max_rows, max_cols=max_cols)
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        x = x if x.stride(1) == 1 else x.contiguous()
+        launch_for(output, x)(output, x)
+    return output
 
 
 def sms_and_threads() -> tuple[int, int]:
