@@ -24,8 +24,7 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_ROWS, MAX_COLS = 65535, 2**27  # the second axis of a grid has no more programs
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-LONG_BYTES = 32000  # of a row, for each SM: from here on, parts are larger
-LONG_EDGES_BYTES = 15000  # the same for rows of 16 bits with edges
+LONG_BYTES, LONG_EDGES_BYTES = 32000, 15000  # of a row, for each SM: larger parts
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 
 
@@ -45,6 +44,13 @@ def unpack(word):
 def has_tag(word, tag):
     """Whether a word was written by the call with this tag."""
     return (word & 0xFFFFFFFF) == tag
+
+
+@triton.jit
+def tag_of(tag, count_ptr):
+    """The call's tag. Where a graph replays it, each program counts the replays."""
+    replays = tl.load(count_ptr, mask=tag < 0, other=0).to(tl.int32)
+    return tl.where(tag < 0, (replays + 1) & 0x3FFFFFFF, tag)
 
 
 @triton.jit
@@ -188,8 +194,9 @@ def softmax_kernel(
     pair is the same, bit by bit, whichever program computes it.
 
     Args: as in `kernels.unaligned`, and the output may be the input.
-        words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums.
-        tag: this call's; no earlier call's word has it.
+        words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums. Then one
+            for each program, in which it counts replays.
+        tag: this call's; no earlier call's word has it. -1 if a graph replays the call.
         n_parts: parts of a row, and programs along the grid's first axis.
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
@@ -201,14 +208,15 @@ def softmax_kernel(
     own, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     matrix = output_ptr, input_ptr, output_row_stride, input_row_stride, output_shift
     matrix += n_cols, n_parts
+    count_ptr = words_ptr + (2 * tl.num_programs(1) + row) * n_parts + own
+    is_replayed, tag = tag < 0, tag_of(tag, count_ptr)
     part = reduce_part(row, own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
     row_ptr = words_ptr + row * (2 * n_parts)
     words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own
     tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
     tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
     maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
-    maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
-    looks = 1
+    looks, n_missing = 0, n_parts
     while (n_missing > 0) & (looks < LOOKS):
         maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
         looks += 1
@@ -216,6 +224,7 @@ def softmax_kernel(
         store_part(part, maxima, sums, EDGES)
     else:
         help_row(row, own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME)
+    tl.store(count_ptr, tag.to(tl.int64), mask=is_replayed)
 
 
 @dataclass(frozen=True)
@@ -306,7 +315,7 @@ def launch_for(
         scalars=(output.stride(0), x.stride(0), row_shift(output), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        n_words=2 * n_rows * n_parts,
+        n_words=3 * n_rows * n_parts,
     )
 
 

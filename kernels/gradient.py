@@ -229,6 +229,9 @@ def gradient_kernel(
     own = tl.program_id(0)
     if STEP == 2:  # backwards, since L2 still holds what step 1 read last
         own = tl.num_programs(0) - 1 - own
+    if BLOCK_PARTS > 1:
+        count_ptr = words_ptr + (tl.num_programs(0) + own)
+        is_replayed, tag = tag < 0, cooperative.tag_of(tag, count_ptr)
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
@@ -281,6 +284,8 @@ def gradient_kernel(
             x = combine(g, y, row_dot[:, None])
             tl.store(output_ptr + offsets, x, mask=inside)
         task = next_task
+    if BLOCK_PARTS > 1:
+        tl.store(count_ptr, tag.to(tl.int64), mask=is_replayed)
 
 
 @dataclass(frozen=True)
@@ -413,7 +418,7 @@ def launch_for(
         scalars=scalars,
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),
-        n_words=n_rows * n_parts if n_parts > 1 else 0,
+        n_words=2 * n_rows * n_parts if n_parts > 1 else 0,
     )
 
 

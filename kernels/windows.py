@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from kernels import online, tiled, unaligned
-from kernels.cooperative import PATIENCE, choose_task, look, no_pairs, pack
+from kernels.cooperative import PATIENCE, choose_task, look, no_pairs, pack, tag_of
 from kernels.lab import launch, shared
 from kernels.lab.launch import (
     SIZES,
@@ -248,6 +248,9 @@ def softmax_kernel(
     matrix = output_ptr, input_ptr, output_row_stride, input_row_stride
     matrix += output_shift, input_shift, n_cols
     own = tl.program_id(0)
+    if BLOCK_PARTS > 1:
+        count_ptr = words_ptr + (2 * tl.num_programs(0) + own)
+        is_replayed, tag = tag < 0, tag_of(tag, count_ptr)
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
         row = (task // n_parts).to(tl.int64)
@@ -274,6 +277,8 @@ def softmax_kernel(
             else:
                 task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
                 tl.debug_barrier()  # all have read what the next part overwrites
+    if BLOCK_PARTS > 1:
+        tl.store(count_ptr, tag.to(tl.int64), mask=is_replayed)
 
 
 @dataclass(frozen=True)
@@ -347,7 +352,7 @@ def launch_for(
         scalars=(*scalars, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        n_words=2 * n_rows * n_parts if in_parts else 0,
+        n_words=3 * n_rows * n_parts if in_parts else 0,
     )
 
 

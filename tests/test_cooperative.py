@@ -228,7 +228,8 @@ def test_errors_name_what_was_got():
 
 def words_of(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Row by row: the parts' maxima, their sums, and the tags of both."""
-    halves = call.words.cpu().view(torch.int32).view(len(call.x), 2, -1, 2)
+    pairs = call.words[: 2 * len(call.x) * call.n_parts]
+    halves = pairs.cpu().view(torch.int32).view(len(call.x), 2, -1, 2)
     tags, values = halves.unbind(-1)
     return *values.contiguous().view(torch.float32).unbind(1), tags
 
@@ -268,7 +269,7 @@ def test_words_of_this_call_are_taken():
 def test_a_pair_is_there_only_if_both_words_are(half):
     call = Call(matrix(2, 70))
     call.launch()
-    words = call.words.view(2, 2, -1)
+    words = call.words[: 4 * call.n_parts].view(2, 2, -1)
     words[:, half] = garbage(2 * call.n_parts, TAG - 1).view(2, -1)
     assert_right(call.launch(), call.x)
 

@@ -183,7 +183,7 @@ def test_a_launch_needs_no_memory(dtype, stride, offset):
     ghost = ghost.as_strided(x.shape, x.stride(), offset)
     launch = cooperative.launch_for(y, x)
     assert cooperative.launch_for(y.to("meta"), ghost) == launch
-    assert launch.n_words == 2 * math.prod(launch.grid)
+    assert launch.n_words == 3 * math.prod(launch.grid)
 
 
 # ---- what the compiler makes of it ---------------------------------------------------

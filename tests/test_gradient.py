@@ -337,7 +337,7 @@ def launched_twice(n_cols: int) -> None:
 
 @pytest.mark.parametrize("n_cols", [64, 69])
 def test_shared_rows_move_no_more_if_partners_are_there(n_cols):
-    n_parts = Call(2, n_cols).n_words // 2
+    n_parts = Call(2, n_cols).n_words // 4
     traffic = meter.count(launched_twice, n_cols)
     *_, launch = (op for op in traffic.rows if op.grid)
     moved = launch.read_values, launch.written_values
@@ -362,7 +362,7 @@ def test_parts_that_are_no_whole_rows(n_cols, dtype):
 def test_programs_without_partners_end_and_are_right(absent, n_cols):
     """They compute the sums of the parts whose programs do not come."""
     call = Call(3, n_cols)
-    n_parts = call.n_words // 3
+    n_parts = call.n_words // 6
     x = call.launch(n_programs=3 * n_parts - absent)
     assert_is_gradient(x[:2], call.g[:2], call.y[:2])
     whole = softmax_backward(call.g, call.y)
@@ -426,7 +426,7 @@ def test_a_third_of_the_slots_stays_free(n_slots, n_launches, monkeypatch):
     """The rows of calls on other streams may need as many, and none waits for long."""
     monkeypatch.setattr(launch_module, "programs_at_once", lambda *_: n_slots)
     y = torch.empty(999, 4 * 4096, device="meta")  # four parts of 16 KiB
-    assert gradient.launch_for(y, y, y).n_words == 4 * 999
+    assert gradient.launch_for(y, y, y).n_words == 8 * 999
     steps = gradient.steps_for(y, y, y)
     assert (1 if steps is None else len(steps)) == n_launches
 

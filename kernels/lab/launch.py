@@ -34,6 +34,7 @@ def pointer_to(tensor: torch.Tensor) -> Pointer:
 
 
 _pointer = functools.cache(Pointer)
+_properties_of = functools.cache(torch.cuda.get_device_properties)
 SIZES = ("tag", "n_cols", "n_parts", "output_shift")  # compiled for any value
 SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")  # no constexprs
@@ -61,9 +62,8 @@ class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
 
     The kernel's parameters must come in this order: the tensors, the words and a tag if
-    there are words (see `words`), the scalars, the constants. Triton compiles a
-    kernel anew where an integer is 1 or a multiple of 16. A kernel that gains nothing
-    by that, as by the tag, which differs in every call, says `do_not_specialize=SIZES`.
+    there are words (see `words`), the scalars, the constants. Triton compiles a kernel
+    anew where an integer is 1 or a multiple of 16, unless it says `do_not_specialize`.
 
     Attributes:
         kernel, grid: a `@triton.jit` function; programs along up to three axes.
@@ -113,12 +113,7 @@ def sms_and_threads() -> tuple[int, int]:
     """The SMs of the current GPU, under MIG of its part, and the threads of an SM."""
     if backend.INTERPRETED:
         return 132, 2048  # an H200's
-    return _sms_and_threads(torch.cuda.current_device())
-
-
-@functools.cache
-def _sms_and_threads(device: int) -> tuple[int, int]:
-    here = torch.cuda.get_device_properties(device)
+    here = _properties_of(torch.cuda.current_device())
     return here.multi_processor_count, here.max_threads_per_multi_processor
 
 

@@ -15,18 +15,20 @@ their input.
   old words are kept, because earlier calls may still use them. Sizes are powers of two,
   so the words that were outgrown are fewer, together, than the new ones.
 - Words are never taken from a memory pool that a caller has set up: see `zeros_apart`.
-- A call that a CUDA graph captures gets words for itself. Their memory is the graph's,
-  and serves other calls of the graph too, so every replay clears the words first. Two
-  graphs share no words, and may be replayed side by side.
+- A call that a CUDA graph captures gets words of its own, for good: no other call, of
+  this graph or another, ever gets them. A graph passes the same tag to every replay. So
+  each program counts the replays, in one word more, and its count is the tag. In a
+  replay every program runs once, so all counts agree.
+- These words come from a `Room`. The first call on a device that is not captured makes
+  it, because a capture could not keep memory or clear it once. Where there is no room,
+  the words are the graph's memory. Other calls of the graph use that memory too, so
+  every replay clears it first.
 
 Weighed: words of each call's own, as `torch.compile` makes for its kernels. Clearing
 them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
 workspaces for each stream, as here. And for a graph, words that are cleared once for
 all of its calls. Their memory would have to stay allocated until the capture ends, and
-`torch.compile`'s graphs refuse memory that is allocated then and is no output. And
-kernels that clear their own words. The last program to read them must do it, so each
-program would have to count itself, by one more atomic operation. The words would have
-to outlive each replay, so nothing else in the graph could use their memory.
+`torch.compile`'s graphs refuse memory that is allocated then and is no output.
 """
 
 import itertools
@@ -40,6 +42,8 @@ import triton
 from kernels.lab import backend
 
 LAST_TAG = 2**31 - 1  # tags are 1 to this; 0 is what a cleared word holds
+REPLAYED = -1  # the tag of a call whose programs count its replays
+ROOM = 2**19  # words for captured calls: 4 MiB
 PER_THREAD = 2  # the handle of the default stream that each thread has for itself
 
 
@@ -70,9 +74,16 @@ def taker(
 
     def take_on(stream: int) -> tuple[torch.Tensor, int]:
         if _is_capturing():
+            room = _rooms.get(index)
+            words = None if room is None else room.take(n_words)
+            if words is not None:
+                return words, REPLAYED
             return torch.zeros(n_words, dtype=torch.int64, device=device), 1
         key = index, stream, threading.get_ident() if stream == PER_THREAD else 0
-        found = _streams.get(key) or _streams.setdefault(key, StreamWords())
+        if (found := _streams.get(key)) is None:
+            if index not in _rooms:
+                _rooms.setdefault(index, Room(device))
+            found = _streams.setdefault(key, StreamWords())
         return found.take(n_words, device)
 
     return take_on
@@ -113,12 +124,34 @@ class StreamWords:
             return words, tag
 
 
+class Room:
+    """Cleared words on a device, each of which is given to one captured call."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.words = zeros_apart(ROOM, device, wait=True)
+        self.used, self.lock = 0, threading.Lock()
+
+    def take(self, n_words: int) -> torch.Tensor | None:
+        """Returns n_words words, from a multiple of 256 bytes on; None if too few."""
+        with self.lock:
+            first, end = self.used, self.used + n_words
+            if end > ROOM:
+                return None
+            self.used = triton.cdiv(end, 32) * 32
+            return self.words[first:end]
+
+
+_rooms: dict[int, Room] = {}
+"""By the device."""
+
 _streams: dict[tuple[int, int, int], StreamWords] = {}
 """By the device, the stream's handle, and the thread where the handle is PER_THREAD."""
 
 
-def zeros_apart(n_words: int, device: torch.device) -> torch.Tensor:
+def zeros_apart(n_words: int, device: torch.device, wait: bool = False) -> torch.Tensor:
     """Returns zeroed words from PyTorch's common pool, for use on the current stream.
+
+    With `wait`, for use on any stream.
 
     A caller may send the allocations of a thread or a stream to a pool of its own, as
     `torch.compile(mode="reduce-overhead")` and `torch.cuda.use_mem_pool` do. What is
@@ -132,5 +165,7 @@ def zeros_apart(n_words: int, device: torch.device) -> torch.Tensor:
 
     with ThreadPoolExecutor(1) as other_thread:
         words, stream = other_thread.submit(zeros).result()
+    if wait:
+        stream.synchronize()
     torch.cuda.current_stream(device).wait_stream(stream)
     return words

@@ -1,5 +1,6 @@
 """Words are enough, tags are new, and no memory pool of a caller's holds them."""
 
+import ctypes
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,9 @@ class FakeStream:
 
     def __init__(self, device: torch.device) -> None:
         self.waited: list[FakeStream] = []
+
+    def synchronize(self) -> None:
+        self.waited.append(CPU)
 
     def wait_stream(self, other: "FakeStream") -> None:
         other.waited.append(self)
@@ -65,6 +69,8 @@ class FakeCuda:
             (words, "_is_capturing", lambda: self.capturing),
             (words, "_stream_of", lambda index: self.handle),
             (words, "_streams", {}),
+            (words, "_rooms", {}),
+            (words, "ROOM", 128),
         ):
             monkeypatch.setattr(module, name, stand_in)
 
@@ -208,24 +214,37 @@ def test_threads_default_streams_have_one_handle_but_words_of_their_own(
     assert (in_a_thread(lambda: words.take(4, CPU)[0]) is mine) == shared
 
 
-def test_a_captured_call_has_words_for_itself(cuda):
+def test_a_captured_call_has_words_for_itself_for_good(cuda):
     kept = words.take(4, CPU)[0]
     cuda.capturing = True
-    one, other = words.take(6, CPU), words.take(6, CPU)
-    assert one[0].tolist() == [0] * 6 and one[1] == other[1] == 1
-    assert len({taken.data_ptr() for taken in (kept, one[0], other[0])}) == 3
+    (one, *tags), (other, *more) = words.take(33, CPU), words.take(33, CPU)
+    assert tags == more == [words.REPLAYED]
+    assert one.tolist() == other.tolist() == [0] * 33
+    assert other.data_ptr() - one.data_ptr() == 2 * 256  # a cache line each, or more
     cuda.capturing = False
-    assert words.take(4, CPU)[0] is kept  # nothing of the graph's is kept
+    assert words.take(4, CPU)[0] is kept
+
+
+def test_a_captured_call_without_room_has_words_of_the_graph(cuda):
+    cuda.capturing = True
+    assert words.take(6, CPU)[1] == 1  # there was no first call
+    cuda.capturing = False
+    words.take(4, CPU)
+    cuda.capturing = True
+    found = [words.take(n_words, CPU) for n_words in (129, 128, 1)]
+    assert [len(taken) for taken, _ in found] == [129, 128, 1]
+    assert [tag for _, tag in found] == [1, words.REPLAYED, 1]
+    assert len({taken.data_ptr() for taken, _ in found}) == 3
 
 
 def test_words_that_are_kept_come_from_another_thread_and_stream(cuda):
     """A pool that takes this thread's allocations, or this stream's, gets none."""
     words.take(4, CPU)
     words.take(4, CPU)
-    ((size, thread),) = cuda.made
-    assert size == 4 and thread != threading.get_ident()
-    (side,) = cuda.side
-    assert side.waited == [cuda.current]  # the words are cleared before they are used
+    assert [size for size, _ in cuda.made] == [128, 4]
+    assert threading.get_ident() not in {thread for _, thread in cuda.made}
+    room, side = cuda.side  # the words are cleared before they are used
+    assert room.waited == [CPU, cuda.current] and side.waited == [cuda.current]
 
 
 @pytest.mark.skipif(not backend.INTERPRETED, reason="is about the interpreter")
@@ -244,8 +263,9 @@ def device() -> torch.device:
 
 
 @pytest.mark.gpu
-def test_a_captured_call_has_words_that_its_replays_clear(device):
+def test_a_captured_call_without_room_has_words_that_replays_clear(device, monkeypatch):
     shared, _ = words.take(64, device)
+    monkeypatch.setattr(words, "_rooms", {})
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):
         taken, tag = words.take(64, device)
@@ -255,6 +275,33 @@ def test_a_captured_call_has_words_that_its_replays_clear(device):
         graph.replay()
         assert seen.eq(0).all() and taken.eq(5).all()
     assert tag == 1 and taken.data_ptr() != shared.data_ptr()
+
+
+def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    """How many kernels and other steps a graph has that was made with `keep_graph`."""
+    count, handle = ctypes.c_size_t(), ctypes.c_void_p(graph.raw_cuda_graph())
+    driver = ctypes.CDLL("libcuda.so.1")
+    assert driver.cuGraphGetNodes(handle, None, ctypes.byref(count)) == 0
+    return count.value
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_room, n_nodes", [(True, 1), (False, 2)])
+def test_replays_are_right_and_clear_only_where_there_is_no_room(
+    with_room, n_nodes, monkeypatch
+):
+    x = matrix(4, 2**18)
+    cooperative.softmax(x)  # compiles
+    if not with_room:
+        monkeypatch.setattr(words, "_rooms", {})
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    with torch.cuda.graph(graph):
+        y = cooperative.softmax(x)
+    assert count_nodes(graph) == n_nodes
+    for seed in range(20):
+        x.copy_(matrix(4, 2**18, seed=seed))
+        graph.replay()
+        assert_right(y, x)
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""Kernels whose programs share a row count the replays of a call that a graph holds."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from kernels import cooperative, gradient, windows
+from kernels.lab import backend
+from kernels.lab.words import REPLAYED
+from tests.helpers import assert_right, matrix
+
+
+def rows(seed: int) -> tuple[torch.Tensor]:
+    return (matrix(2, 40_001, seed=seed),)
+
+
+def slices(seed: int) -> tuple[torch.Tensor]:
+    return (matrix(2, 20_001, torch.bfloat16, stride=20_004, offset=1, seed=seed),)
+
+
+def pairs(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x, g = matrix(2, 40_001, seed=seed), matrix(2, 40_001, seed=seed + 1)
+    return g, torch.softmax(x, 1)
+
+
+def assert_is_gradient(found: torch.Tensor, g: torch.Tensor, y: torch.Tensor) -> None:
+    right = y * (g - (g * y).sum(1, keepdim=True))
+    torch.testing.assert_close(found, right, rtol=0, atol=1e-6)
+
+
+KINDS: dict[str, tuple[Callable, Callable, Callable]] = {
+    "cooperative": (cooperative.launch_for, rows, assert_right),
+    "windows": (windows.launch_for, slices, assert_right),
+    "gradient": (gradient.launch_for, pairs, assert_is_gradient),
+}
+
+
+def replay(kind: str, tag: int, times: int) -> torch.Tensor:
+    """Launches on new values with the same words and tag; returns the words."""
+    make, inputs, check = KINDS[kind]
+    words = None
+    for seed in range(times):
+        tensors = inputs(seed)
+        output = torch.empty_like(tensors[-1], memory_format=torch.contiguous_format)
+        launch = make(output, *tensors)
+        if words is None:
+            words = torch.zeros(launch.n_words, dtype=torch.int64).to(backend.DEVICE)
+        run = launch.kernel[launch.grid]
+        run(output, *tensors, words, tag, *launch.scalars, **launch.constants)
+        check(output, *tensors)
+    return words[-math.prod(launch.grid) :]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replays_find_no_words_of_earlier_ones(kind):
+    counts = replay(kind, REPLAYED, times=4)
+    assert counts.tolist() == [4] * len(counts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_the_same_tag_they_would(kind):
+    with pytest.raises(AssertionError):
+        replay(kind, 1, times=100)  # on a GPU, not every time
