@@ -24,8 +24,8 @@ Two safeguards keep the input out of the L2 cache in `events` and `device`.
    together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
    (`evict_last`), and such lines outlive a flush: after 1 GiB of other values was read,
    an H200 still held almost half of a matrix of 8 MB (`flush_dram.csv`). With a flush
-   alone, our kernels took 0.2 to 0.4 µs less on inputs of 1 and 4 MB; torch, Liger and
-   the copy, which ask for nothing, took the same within 0.2 µs (`flush.csv`).
+   alone, `fastest` took about 0.3 µs less on inputs of up to 4 MB; torch and the copy,
+   which ask for nothing, took the same within 0.2 µs (`flush.csv`).
 
 `benchmarks/flush.py` makes both records.
 
