@@ -12,9 +12,9 @@ Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass par
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.lab import launch
 from kernels.lab.launch import SIZES, Launch, constants_of, pointer_to
@@ -24,7 +24,8 @@ from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_ROWS, MAX_COLS = 65535, 2**27  # the second axis of a grid has no more programs
 FEW_BYTES = 12 * 2**20 // 132  # of a tensor, for each SM: less does not fill the GPU
-LONG_BYTES, LONG_EDGES_BYTES = 32000, 15000  # of a row, for each SM: larger parts
+LONG_BYTES = 32000  # of a row, for each SM: from here on, parts are larger
+LONG_EDGES_BYTES = 15000  # the same for rows of 16 bits with edges
 PATIENCE = 50  # looks for others' words, about 0.3 µs each, before a program helps
 
 
@@ -298,9 +299,7 @@ def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
     return max(1, launch.ceil_div(n_cols // vector * vector, block_cols))
 
 
-def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
-) -> Launch:
+def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
     Args: as for `kernels.tiled.launch_for`; output is x, or shares no memory with it.
@@ -319,6 +318,6 @@ def launch_for(
     )
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor) -> Tensor:
     """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
     return launch.by_rows(launch_for, x, MAX_ROWS, MAX_COLS)

@@ -26,7 +26,8 @@ from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_
 BLOCK_BYTES = 65536  # of a row, at most: 32 warps load 64 bytes in each thread
 SHARED_VALUES, PROGRAMS_PER_SM = 8192, 8  # of a block, where programs share rows
 LONG_BLOCKS = 256  # of a row: the L2 cache holds next to nothing of so many rows
-TILE_BYTES, BYTES_PER_WARP = 4096, 2048  # of a tile that shorter rows share
+BYTES_PER_WARP = 2048
+TILE_BYTES = 4096  # shorter rows share a tile
 LINE_BYTES, VECTOR_BYTES = 128, 16  # of a cache line, and of a thread's widest access
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -185,10 +186,11 @@ def choose_config(
 
     A tile has BLOCK_BYTES, or a whole row if that is shorter. Rows shorter than
     TILE_BYTES share a tile. Tiles are large: the fewer rows are in progress, the more
-    of each row L2 still holds at the second reading. Where programs share rows, in
-    steps 1 and 2, a tile has SHARED_VALUES, half as many in float64. A thread has one
-    pair for each value of a 16-byte access. If only rows are adjacent in memory, a tile
-    has the rows that fill a cache line, and half the bytes: it takes more registers.
+    of each row L2 still holds at the second reading. (For rows that fit L2 anyway,
+    smaller programs are faster.) Where programs share rows, in steps 1 and 2, a tile
+    has SHARED_VALUES, half as many in float64. A thread has one pair for each value of
+    a 16-byte access. If only rows are adjacent in memory, a tile has as many rows as
+    fill a cache line, and half the bytes, because reductions across it take registers.
     """
     tile_bytes = SHARED_VALUES * min(element_size, 4) if step else BLOCK_BYTES
     room = tile_bytes // element_size // (2 if adjacent else 1)

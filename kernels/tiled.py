@@ -13,9 +13,9 @@ import functools
 import math
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.lab import backend, launch
 from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
@@ -184,14 +184,12 @@ def split_block(n_cols: int, vector: int) -> tuple[int, int]:
     return half, max(launch.power_of_2(n_cols - half), half // 8, vector, 2)
 
 
-def row_shift(x: torch.Tensor) -> int:
+def row_shift(x: Tensor) -> int:
     """How many elements x's first element lies after a multiple of 16 bytes."""
     return x.data_ptr() % 16 // x.element_size()
 
 
-def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: Config | None = None
-) -> Launch:
+def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
     Args:
@@ -212,7 +210,7 @@ def launch_for(
     )
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor) -> Tensor:
     """The softmax of every row, by tiles of rows.
 
     Args:

@@ -12,9 +12,9 @@ import functools
 import math
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels import tiled
 from kernels.lab import launch
@@ -186,7 +186,7 @@ class Config(tiled.Config):
     same: bool
 
 
-def alignment(output: torch.Tensor, x: torch.Tensor) -> tuple[int, bool]:
+def alignment(output: Tensor, x: Tensor) -> tuple[int, bool]:
     """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
     Also whether both have one row stride and one `row_shift`.
@@ -236,9 +236,7 @@ def choose_config(
     return Config(rows, block_cols, rest_cols, *how)
 
 
-def launch_for(
-    output: torch.Tensor, x: torch.Tensor, config: tiled.Config | None = None
-) -> Launch:
+def launch_for(output: Tensor, x: Tensor, config: tiled.Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
     Where 32-bit rows start elsewhere in the output, this is the launch of `tiled`.
@@ -261,6 +259,6 @@ def launch_for(
     )
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Tensor) -> Tensor:
     """The softmax of every row. Args, returns, raises: as `kernels.tiled.softmax`."""
     return launch.by_rows(launch_for, x, MAX_ROWS, MAX_COLS)

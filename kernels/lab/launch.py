@@ -62,8 +62,9 @@ class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
 
     The kernel's parameters must come in this order: the tensors, the words and a tag if
-    there are words (see `words`), the scalars, the constants. Triton compiles a kernel
-    anew where an integer is 1 or a multiple of 16, unless it says `do_not_specialize`.
+    there are words (see `words`), the scalars, the constants. Triton compiles a
+    kernel anew where an integer is 1 or a multiple of 16. A kernel that gains nothing
+    by that, as by the tag, which differs in every call, says `do_not_specialize=SIZES`.
 
     Attributes:
         kernel, grid: a `@triton.jit` function; programs along up to three axes.

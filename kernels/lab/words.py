@@ -19,10 +19,10 @@ their input.
   this graph or another, ever gets them. A graph passes the same tag to every replay. So
   each program counts the replays, in one word more, and its count is the tag. In a
   replay every program runs once, so all counts agree.
-- These words come from a `Room`. The first call on a device that is not captured makes
-  it, because a capture could not keep memory or clear it once. Where there is no room,
-  the words are the graph's memory. Other calls of the graph use that memory too, so
-  every replay clears it first.
+- These words come from a `Room`. A device's first call outside of a capture makes it,
+  because a capture could not keep memory, or clear it only once. Without room, a call's
+  words are the graph's memory. Other calls of the graph use that memory too, so every
+  replay clears it first.
 
 Weighed: words of each call's own, as `torch.compile` makes for its kernels. Clearing
 them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
@@ -141,9 +141,7 @@ class Room:
             return self.words[first:end]
 
 
-_rooms: dict[int, Room] = {}
-"""By the device."""
-
+_rooms: dict[int, Room] = {}  # by the device
 _streams: dict[tuple[int, int, int], StreamWords] = {}
 """By the device, the stream's handle, and the thread where the handle is PER_THREAD."""
 

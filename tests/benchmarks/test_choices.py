@@ -153,3 +153,4 @@ def test_the_crossing_is_read_off_the_benchmark():
         assert len(line) >= 3 and min(line) >= 8
         assert line[min(line)] < 0.97  # short rows are better not shared
         assert line[max(line)] > 0.98  # and long rows as well shared as not, or better
+        assert line[max(line)] > line[min(line)] + 0.1
