@@ -49,9 +49,12 @@ def has_tag(word, tag):
 
 @triton.jit
 def tag_of(tag, count_ptr):
-    """The call's tag. Where a graph replays it, each program counts the replays."""
-    replays = tl.load(count_ptr, mask=tag < 0, other=0).to(tl.int32)
-    return tl.where(tag < 0, (replays + 1) & 0x3FFFFFFF, tag)
+    """The call's tag, or, where a graph replays the call, the number of the replay."""
+    if tag is None:  # another kernel: Triton compiles None as a constant
+        tag = ((tl.load(count_ptr) + 1) & 0x3FFFFFFF).to(tl.int32)
+        tl.debug_barrier()  # all threads have read the count
+        tl.store(count_ptr, tag)
+    return tag
 
 
 @triton.jit
@@ -197,7 +200,7 @@ def softmax_kernel(
     Args: as in `kernels.unaligned`, and the output may be the input.
         words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums. Then one
             for each program, in which it counts replays.
-        tag: this call's; no earlier call's word has it. -1 if a graph replays the call.
+        tag: no earlier call's word has it. None where a graph replays the call.
         n_parts: parts of a row, and programs along the grid's first axis.
         BLOCK_COLS: columns of a part.
         BLOCK_PARTS: a power of two, at least n_parts.
@@ -209,15 +212,15 @@ def softmax_kernel(
     own, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     matrix = output_ptr, input_ptr, output_row_stride, input_row_stride, output_shift
     matrix += n_cols, n_parts
-    count_ptr = words_ptr + (2 * tl.num_programs(1) + row) * n_parts + own
-    is_replayed, tag = tag < 0, tag_of(tag, count_ptr)
     part = reduce_part(row, own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
+    tag = tag_of(tag, words_ptr + (2 * tl.num_programs(1) + row) * n_parts + own)
     row_ptr = words_ptr + row * (2 * n_parts)
     words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own
     tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
     tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
     maxima, sums, missing = no_pairs(n_parts, BLOCK_PARTS)
-    looks, n_missing = 0, n_parts
+    maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
+    looks = 1
     while (n_missing > 0) & (looks < LOOKS):
         maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
         looks += 1
@@ -225,7 +228,6 @@ def softmax_kernel(
         store_part(part, maxima, sums, EDGES)
     else:
         help_row(row, own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SAME)
-    tl.store(count_ptr, tag.to(tl.int64), mask=is_replayed)
 
 
 @dataclass(frozen=True)

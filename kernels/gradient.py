@@ -230,8 +230,7 @@ def gradient_kernel(
     if STEP == 2:  # backwards, since L2 still holds what step 1 read last
         own = tl.num_programs(0) - 1 - own
     if BLOCK_PARTS > 1:
-        count_ptr = words_ptr + (tl.num_programs(0) + own)
-        is_replayed, tag = tag < 0, cooperative.tag_of(tag, count_ptr)
+        tag = cooperative.tag_of(tag, words_ptr + (tl.num_programs(0) + own))
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
@@ -249,7 +248,6 @@ def gradient_kernel(
             is_there = part == tl.where(edge < VECTOR, 0, n_parts - 1)
             at_edge &= is_row[None, :] & is_there
             edges = start[None, :] + edge_cols
-            edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
             start += head
             inside = is_row[:, None] & (cols // VECTOR * VECTOR < body[:, None] - first)
         else:
@@ -257,7 +255,8 @@ def gradient_kernel(
         offsets = (start // VECTOR * VECTOR + first)[:, None] + cols
         g, y = load_both(gradient_ptr, y_ptr, offsets, inside)
         row_dot = dot(g, y, 1)
-        if EDGES:
+        if EDGES:  # last, so that all of the body's loads wait together
+            edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
             row_dot += dot(edge_g, edge_y, 0)
 
         next_task = -1
@@ -284,8 +283,6 @@ def gradient_kernel(
             x = combine(g, y, row_dot[:, None])
             tl.store(output_ptr + offsets, x, mask=inside)
         task = next_task
-    if BLOCK_PARTS > 1:
-        tl.store(count_ptr, tag.to(tl.int64), mask=is_replayed)
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,7 @@ def softmax_kernel(
     matrix += output_shift, input_shift, n_cols
     own = tl.program_id(0)
     if BLOCK_PARTS > 1:
-        count_ptr = words_ptr + (2 * tl.num_programs(0) + own)
-        is_replayed, tag = tag < 0, tag_of(tag, count_ptr)
+        tag = tag_of(tag, words_ptr + (2 * tl.num_programs(0) + own))
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
         row = (task // n_parts).to(tl.int64)
@@ -277,8 +276,6 @@ def softmax_kernel(
             else:
                 task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
                 tl.debug_barrier()  # all have read what the next part overwrites
-    if BLOCK_PARTS > 1:
-        tl.store(count_ptr, tag.to(tl.int64), mask=is_replayed)
 
 
 @dataclass(frozen=True)

@@ -282,8 +282,8 @@ def test_rows_that_the_output_places_elsewhere_are_loaded_by_elements(n_rows, dt
     y = torch.empty(x.shape, dtype=dtype, device="meta")
     launch, is_16_bit = cooperative.launch_for(y, x), dtype.itemsize == 2
     kernel = compile.aot(launch)
-    # Triton 3.9 spills up to 4 in float32, and 128 in 16 bits.
-    assert kernel.spills <= ((40, 130) if is_16_bit else (0, 8))[TRITON >= (3, 9)]
+    # Triton 3.9 spills up to 4 in float32, and 116 in 16 bits.
+    assert kernel.spills <= ((40, 120) if is_16_bit else (0, 8))[TRITON >= (3, 9)]
     assert launch.constants["EDGES"] == is_16_bit
     assert launch.constants["VECTOR"] == (4 if is_16_bit else 1)
     for access, accesses in (("ld", False), ("st", is_16_bit)):

@@ -35,7 +35,7 @@ LONGER = {
     "staged": 295,  # every access to shared memory is a function of its own
     "cooperative": 325,  # its kernel waits for the other parts, and helps
     "windows": 375,  # from chunks to words, of a whole row or of a part
-    "gradient": 465,  # its kernels do what those of three chapters do
+    "gradient": 462,  # its kernels do what those of three chapters do
 }
 LATER = {"fastest": {"kernels.operator"}}  # imported within a function, by its call
 IGNORED = {"nbval-ignore-output", "nbval-skip"}

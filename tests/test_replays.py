@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from kernels import cooperative, gradient, windows
-from kernels.lab import backend
-from kernels.lab.words import REPLAYED
+from kernels.lab import backend, compile
 from tests.helpers import assert_right, matrix
 
 
@@ -30,6 +29,7 @@ def assert_is_gradient(found: torch.Tensor, g: torch.Tensor, y: torch.Tensor) ->
     torch.testing.assert_close(found, right, rtol=0, atol=1e-6)
 
 
+OPS = r"\bld\.global", r"\bst\.global"
 KINDS: dict[str, tuple[Callable, Callable, Callable]] = {
     "cooperative": (cooperative.launch_for, rows, assert_right),
     "windows": (windows.launch_for, slices, assert_right),
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[Callable, Callable, Callable]] = {
 }
 
 
-def replay(kind: str, tag: int, times: int) -> torch.Tensor:
+def replay(kind: str, tag: int | None, times: int) -> torch.Tensor:
     """Launches on new values with the same words and tag; returns the words."""
     make, inputs, check = KINDS[kind]
     words = None
@@ -55,8 +55,31 @@ def replay(kind: str, tag: int, times: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replays_find_no_words_of_earlier_ones(kind):
-    counts = replay(kind, REPLAYED, times=4)
+    counts = replay(kind, None, times=4)
     assert counts.tolist() == [4] * len(counts)
+
+
+@pytest.mark.parametrize("gpu", ["T4", "H200", "B200"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_a_replay_counts(kind, gpu):
+    """Both kernels compile ahead of time; that of other calls loads and stores less."""
+    make, inputs, _ = KINDS[kind]
+    tensors = inputs(0)
+    launch = make(torch.empty_like(tensors[-1]), *tensors)
+    made = {
+        tag: compile.aot(
+            launch.kernel,
+            *launch.pointers,
+            compile.pointer(torch.int64),
+            tag,
+            *launch.scalars,
+            gpu=gpu,
+            **launch.constants,
+        )
+        for tag in (1, None)
+    }
+    loads, stores = ({t: m.count(op) for t, m in made.items()} for op in OPS)
+    assert loads[None] > loads[1] and stores[None] > stores[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,10 +22,14 @@ Weighed: `cuLaunchKernel` by ctypes, which is slower than Triton's C function; a
 extension of our own, which needs a compiler wherever the course is installed.
 """
 
+import contextlib
 import copy
+import ctypes
 import functools
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -114,9 +118,50 @@ def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> b
         _compiled[key] = compiled
     n_words, device = cached.launch.n_words, tensors[-1].device
     take = words.taker(n_words, device) if n_words else None
-    cached.direct = bind(compiled, cached.grid, len(tensors), cached.rest, take)
+    shared = take, functools.partial(launch_replayed, cached.launch)
+    cached.direct = bind(compiled, cached.grid, len(tensors), cached.rest, *shared)
     cached.compiled = compiled
     return is_new
+
+
+def launch_replayed(
+    launch: Launch, addresses: tuple[int, ...], words: torch.Tensor
+) -> None:
+    """Launches what a graph replays: the kernel that counts the replays itself.
+
+    Triton compiles it and loads it where it is launched for the first time. While a
+    graph is captured, CUDA forbids to load a kernel, as it may need memory. The relaxed
+    mode of the thread allows it: that memory is not the graph's.
+    """
+    pairs = zip(launch.pointers, addresses, strict=True)
+    tensors = [Address(pointer.dtype, address) for pointer, address in pairs]
+    run = launch.kernel[launch.grid]
+    with relaxed():
+        run(*tensors, words, None, *launch.scalars, **launch.constants)
+
+
+@dataclass(frozen=True)
+class Address:
+    """What Triton takes for a tensor."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+@contextlib.contextmanager
+def relaxed() -> Iterator[None]:
+    """Lets this thread make calls that CUDA forbids while a graph is captured."""
+    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+    driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    exchange = driver.cuThreadExchangeStreamCaptureMode
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 _compiled: dict[tuple, Any] = {}
@@ -128,7 +173,8 @@ def bind(
     grid: tuple[int, int, int],
     n_tensors: int,
     rest: tuple,
-    take: Callable[[int], tuple[torch.Tensor, int]] | None = None,
+    take: Callable[[int], tuple[torch.Tensor, int | None]] | None = None,
+    replayed: Callable[[tuple[int, ...], torch.Tensor], None] | None = None,
 ) -> Callable[..., None] | None:
     """Prepares the launches of a compiled kernel on the current device.
 
@@ -139,6 +185,7 @@ def bind(
         rest: the arguments after those and after the words, the constexprs too.
         take: gives each launch words and a tag, as `words.taker`; None if the kernel
             takes none.
+        replayed: launches, from addresses and words, where the tag is None.
 
     Returns:
         A function of n_tensors addresses. It launches the kernel on the device's
@@ -162,6 +209,8 @@ def bind(
         stream = stream_of(device)
         if take is not None:
             words, tag = take(stream)  # the name keeps the words until the launch
+            if tag is None:
+                return replayed(addresses, words)
             addresses = (*addresses, words.data_ptr(), tag)
         if (
             enter.calls

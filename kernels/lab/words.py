@@ -16,13 +16,14 @@ their input.
   so the words that were outgrown are fewer, together, than the new ones.
 - Words are never taken from a memory pool that a caller has set up: see `zeros_apart`.
 - A call that a CUDA graph captures gets words of its own, for good: no other call, of
-  this graph or another, ever gets them. A graph passes the same tag to every replay. So
-  each program counts the replays, in one word more, and its count is the tag. In a
-  replay every program runs once, so all counts agree.
+  this graph or another, ever gets them. A graph passes the same arguments in every
+  replay. So the tag is None, for which Triton compiles a kernel whose programs count
+  the replays, each in one word more. The count is the tag. In a replay every program
+  runs once, so all counts agree.
 - These words come from a `Room`. A device's first call outside of a capture makes it,
   because a capture could not keep memory, or clear it only once. Without room, a call's
   words are the graph's memory. Other calls of the graph use that memory too, so every
-  replay clears it first.
+  replay clears it first. So are the words of a launch that goes through Triton.
 
 Weighed: words of each call's own, as `torch.compile` makes for its kernels. Clearing
 them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
@@ -42,7 +43,6 @@ import triton
 from kernels.lab import backend
 
 LAST_TAG = 2**31 - 1  # tags are 1 to this; 0 is what a cleared word holds
-REPLAYED = -1  # the tag of a call whose programs count its replays
 ROOM = 2**19  # words for captured calls: 4 MiB
 PER_THREAD = 2  # the handle of the default stream that each thread has for itself
 
@@ -57,28 +57,29 @@ def take(n_words: int, device: torch.device) -> tuple[torch.Tensor, int]:
     Returns:
         At least n_words words (int64), in which no word carries the tag.
     """
-    if backend.INTERPRETED:
+    if backend.INTERPRETED or _is_capturing():
         return torch.zeros(n_words, dtype=torch.int64, device=device), 1
     return taker(n_words, device)(_stream_of(device.index))
 
 
 def taker(
     n_words: int, device: torch.device
-) -> Callable[[int], tuple[torch.Tensor, int]]:
+) -> Callable[[int], tuple[torch.Tensor, int | None]]:
     """Returns `take` of these arguments as a function of the current stream's handle.
 
     Launches that are made again and again keep the function, because it takes less than
     half of the time of `take`. Not for the interpreter.
+
+    The function gives a captured call words of the device's room and the tag None, if
+    there is room.
     """
     index = device.index
 
-    def take_on(stream: int) -> tuple[torch.Tensor, int]:
+    def take_on(stream: int) -> tuple[torch.Tensor, int | None]:
         if _is_capturing():
             room = _rooms.get(index)
             words = None if room is None else room.take(n_words)
-            if words is not None:
-                return words, REPLAYED
-            return torch.zeros(n_words, dtype=torch.int64, device=device), 1
+            return take(n_words, device) if words is None else (words, None)
         key = index, stream, threading.get_ident() if stream == PER_THREAD else 0
         if (found := _streams.get(key)) is None:
             if index not in _rooms:

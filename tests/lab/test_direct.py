@@ -1,5 +1,6 @@
 """The direct launch passes to Triton's C function what Triton itself passes."""
 
+import functools
 import itertools
 import sys
 import types
@@ -157,6 +158,57 @@ def test_one_kernel_serves_many_grids():
     second(48, 64)
     grids = [(passed[:3], passed[-1][:3]) for passed in compiled.passed]
     assert grids == [(GRID, (16, 32, REST[0])), ((5, 6, 1), (48, 64, 1))]
+
+
+class Noting:
+    """Stands in for a kernel: notes how Triton is asked to launch it."""
+
+    def __init__(self, modes):
+        self.modes, self.launches = modes, []
+
+    def __getitem__(self, grid):
+        def run(*args, **constants):
+            self.launches.append((grid, args, constants, self.modes[-1]))
+
+        return run
+
+
+def test_what_a_graph_replays_is_another_kernel(monkeypatch):
+    """Triton gets None for its tag, and may load it, but only then."""
+    modes, compiled = [0], Compiled(NestedLauncher())
+
+    def exchange(mode):
+        held = modes[-1]
+        modes.append(mode._obj.value)
+        mode._obj.value = held
+        return 0
+
+    driver = types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+    monkeypatch.setattr(direct.ctypes, "CDLL", lambda name: driver)
+    kernel, words = Noting(modes), torch.zeros(6, dtype=torch.int64)
+    pointers = launch.Pointer(torch.float32), launch.Pointer(torch.bfloat16)
+    made = launch.Launch(kernel, (3, 2), (7, 8), {"BLOCK": 64}, pointers, n_words=6)
+    tags = iter([5, None, 6])
+    launch_it = direct.bind(
+        compiled,
+        GRID,
+        2,
+        REST,
+        lambda stream: (words, next(tags)),
+        functools.partial(direct.launch_replayed, made),
+    )
+    for _ in range(3):
+        launch_it(16, 32)
+    address = words.data_ptr()
+    passed = [(16, 32, address, 5, *REST), (16, 32, address, 6, *REST)]
+    assert [call[-1] for call in compiled.passed] == passed
+    ((grid, args, constants, mode),) = kernel.launches
+    assert (grid, constants, mode, modes) == ((3, 2), {"BLOCK": 64}, 2, [0, 2, 0])
+    assert [(each.dtype, each.data_ptr()) for each in args[:2]] == [
+        (torch.float32, 16),
+        (torch.bfloat16, 32),
+    ]
+    assert args[2] is words and args[3:] == (None, 7, 8)
 
 
 @pytest.mark.parametrize("change", [scratch, arguments_first, no_c_function, two_calls])

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels import cooperative
+from kernels import cooperative, softmax
 from kernels.lab import backend, words
 from kernels.lab.words import LAST_TAG, StreamWords
 from tests.helpers import assert_right, matrix
@@ -217,8 +217,9 @@ def test_threads_default_streams_have_one_handle_but_words_of_their_own(
 def test_a_captured_call_has_words_for_itself_for_good(cuda):
     kept = words.take(4, CPU)[0]
     cuda.capturing = True
-    (one, *tags), (other, *more) = words.take(33, CPU), words.take(33, CPU)
-    assert tags == more == [words.REPLAYED]
+    take = words.taker(33, CPU)
+    (one, *tags), (other, *more) = take(101), take(101)
+    assert tags == more == [None]
     assert one.tolist() == other.tolist() == [0] * 33
     assert other.data_ptr() - one.data_ptr() == 2 * 256  # a cache line each, or more
     cuda.capturing = False
@@ -227,14 +228,15 @@ def test_a_captured_call_has_words_for_itself_for_good(cuda):
 
 def test_a_captured_call_without_room_has_words_of_the_graph(cuda):
     cuda.capturing = True
-    assert words.take(6, CPU)[1] == 1  # there was no first call
+    assert words.taker(6, CPU)(101)[1] == 1  # there was no first call
     cuda.capturing = False
     words.take(4, CPU)
     cuda.capturing = True
-    found = [words.take(n_words, CPU) for n_words in (129, 128, 1)]
-    assert [len(taken) for taken, _ in found] == [129, 128, 1]
-    assert [tag for _, tag in found] == [1, words.REPLAYED, 1]
-    assert len({taken.data_ptr() for taken, _ in found}) == 3
+    found = [words.taker(n_words, CPU)(101) for n_words in (129, 128, 1)]
+    found.append(words.take(2, CPU))  # as a launch through Triton does
+    assert [len(taken) for taken, _ in found] == [129, 128, 1, 2]
+    assert [tag for _, tag in found] == [1, None, 1, 1]
+    assert len({taken.data_ptr() for taken, _ in found}) == 4
 
 
 def test_words_that_are_kept_come_from_another_thread_and_stream(cuda):
@@ -291,12 +293,12 @@ def test_replays_are_right_and_clear_only_where_there_is_no_room(
     with_room, n_nodes, monkeypatch
 ):
     x = matrix(4, 2**18)
-    cooperative.softmax(x)  # compiles
+    softmax(x)  # compiles, but not what a graph replays
     if not with_room:
         monkeypatch.setattr(words, "_rooms", {})
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     with torch.cuda.graph(graph):
-        y = cooperative.softmax(x)
+        y = softmax(x)
     assert count_nodes(graph) == n_nodes
     for seed in range(20):
         x.copy_(matrix(4, 2**18, seed=seed))
@@ -336,8 +338,6 @@ SHARED = [(4, 2**18), (4, 50_257), (300, 2**17)]
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
 @pytest.mark.parametrize("shape", SHARED)
 def test_compiled_in_every_mode(shape, mode, forgotten):
-    from kernels import softmax
-
     torch.compiler.reset()
     compiled = torch.compile(lambda x: softmax(x) * 2, mode=mode)
     for seed in range(5):
@@ -351,10 +351,10 @@ def test_graphs_side_by_side(forgotten):
     calls = []
     for seed, shape in enumerate(SHARED):
         x = matrix(*shape, seed=seed)
-        cooperative.softmax(x)  # compiles
+        softmax(x)  # compiles
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            y = cooperative.softmax(cooperative.softmax(x))
+            y = softmax(softmax(x))
         calls.append((graph, x, y, torch.cuda.Stream()))
     wanted = [cooperative.softmax(cooperative.softmax(x)) for _, x, _, _ in calls]
     torch.cuda.synchronize()
