@@ -121,7 +121,7 @@ def causes() -> Iterator[dict[str, Any]]:
                 kernels[", eights"] = eights_kernel, (n_cols // 8,)
             for words, (kernel, numbers) in kernels.items():
                 launch = kernel[(N_ROWS,)]
-                _, us, _ = clock.events_us(launch, y, x, *numbers, BLOCK_COLS)
+                _, us, _ = clock.device_us(launch, y, x, *numbers, BLOCK_COLS)
                 yield {
                     "case": f"{n_cols}: {stride} → {output_stride}{words}",
                     "dtype": str(dtype).removeprefix("torch."),
@@ -163,7 +163,7 @@ def times(n_rows: int = 16384, n_cols: int = 2048) -> list[dict[str, Any]]:
     x = inputs["transposed"]
     calls["transposed, copied first"] = lambda: strided.softmax(x.contiguous())
     calls["copy"] = inputs["contiguous"].clone
-    return [{"call": name, "us": clock.events_us(f)[1]} for name, f in calls.items()]
+    return [{"call": name, "us": clock.device_us(f)[1]} for name, f in calls.items()]
 
 
 def one_kernel_each(n_rows: int, n_cols: int) -> dict[str, Callable[[], torch.Tensor]]:

@@ -154,7 +154,7 @@ def rates_table(counts: pd.DataFrame) -> show.Table:
 def clocks_table(sweeps: Iterable[pd.DataFrame]) -> show.Table:
     """The copy's median time by each clock, µs, for the sizes that all clocks timed."""
     names = {
-        "events": "GPU, L2 flushed by reading (ours)",
+        "device": "GPU, L2 flushed by reading (ours)",
         "written": "GPU, L2 flushed by writing",
         "unflushed": "GPU, no flush",
         "wall": "host, waiting for the GPU",

@@ -55,7 +55,7 @@ def keywords(
     for rows, options in tried:
         row = {"keyword": _words(options) or "as it is", "programs": len(rows)}
         try:
-            us = clock.events_us(
+            us = clock.device_us(
                 partial(meta.launch, num_warps=NUM_WARPS, **options), rows
             )[1]
         except RuntimeError as error:

@@ -16,10 +16,6 @@ a library. So each of them has a process of its own, which lives as long as the
 benchmark. That process makes the same input from the same seed, on the same GPU, while
 this process waits.
 
-A call of TileOPs takes the host longer than a small softmax takes the GPU: the clock
-"events" would time the host there. The benchmark uses the clock "device", which does
-not.
-
 Weighed: an environment that holds all peers (their requirements exclude each other),
 and a new process for each measurement (importing any of them takes seconds).
 """

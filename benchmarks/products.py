@@ -26,7 +26,7 @@ RAGGED = ((1000, 1000, 1000), (2048, 50257, 768), (1823, 781, 1001))
 NARROW = ((2**18, 128, 64), (2**17, 256, 256))
 """(M, N, K) of the softmax behind a product: one tile is as wide as the product."""
 CALLS, FEW_CALLS, LONG_US = 25, 3, 40_000  # few where a GPU is too slow for a shape
-HOLD = 4 * clock.WAIT_CYCLES  # of the GPU, while the host gets ahead
+HOLD = 800_000  # clock cycles, about 0.4 ms, in which the host gets ahead
 ROWS = 512  # whose errors are looked at
 PARTS = ("cublas alone", "persistent alone", "copy")
 

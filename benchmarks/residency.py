@@ -104,7 +104,7 @@ def latencies() -> list[dict[str, Any]]:
     clock.require_gpu()
     ring = residency.links(LINKS)
     rows = []
-    for memory, timer in (("DRAM", clock.events_us), ("L2", clock.unflushed_us)):
+    for memory, timer in (("DRAM", clock.device_us), ("L2", clock.unflushed_us)):
         times = timer(residency.chase, ring, LINKS)
         p20, p50, p80 = (round(1e3 * us / LINKS, 1) for us in times)
         each = {"p20_ns": p20, "p50_ns": p50, "p80_ns": p80}

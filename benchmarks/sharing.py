@@ -395,10 +395,9 @@ def waits(patiences: Iterable[int] = PATIENCES) -> pd.DataFrame:
     patiences = list(patiences)
     there = {f"cooperative.patience{n}": patient(n) for n in patiences}
     missing = {f"cooperative.missing{n}": patient(n, missing=1) for n in patiences}
-    how = {"clock": "device"}
     cases = [record.Case(torch.float32, *shape) for shape in (MANY, ONE_ROW)]
-    all_there = record.sweep("cooperative", there, cases, **how)
-    not_all = record.sweep("cooperative", missing, cases[1:], **how)
+    all_there = record.sweep("cooperative", there, cases)
+    not_all = record.sweep("cooperative", missing, cases[1:])
     many, one = (
         record.select(all_there, n_rows=n_rows).set_index("provider")["p50_us"]
         for n_rows in (MANY[0], ONE_ROW[0])

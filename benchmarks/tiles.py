@@ -313,7 +313,7 @@ def copies(n_bytes: int = 2**28) -> list[dict[str, Any]]:
     for call in (torch.clone, torch.abs):
         for n_cols in (8192, 8200):
             x = record.random(torch.bfloat16, n_bytes // 2 // n_cols, n_cols)
-            us = clock.events_us(call, x)[1]
+            us = clock.device_us(call, x)[1]
             row = {"call": f"x.{call.__name__}()", "n_cols": n_cols}
             row |= {"runs": runs(call, x), "us": us}
             rows.append(row | {"gbps": 2 * x.nbytes / us / 1e3})

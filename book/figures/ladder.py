@@ -22,7 +22,6 @@ from kernels.lab import draw, record
 from kernels.lab.plot import Figure
 
 CASE = record.Case(torch.bfloat16, 4096, 32768)
-CLOCK = "device"
 # Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
 # launches the kernel of `strided`, `gradient` is the backward pass, `operator` makes
 # PyTorch know both, `staged` is for short rows and `windows` for rows of a slice.
@@ -45,7 +44,7 @@ def measured() -> pd.DataFrame:
     A peer that is neither here nor recorded is left out.
     """
     others = peers.providers()
-    df = record.sweep("ladder", steps() | others, [CASE], clock=CLOCK)
+    df = record.sweep("ladder", steps() | others, [CASE])
     absent = [name for name in others if name not in set(df["provider"])]
     try:
         benchmark = record.recorded("fastest")
@@ -55,7 +54,7 @@ def measured() -> pd.DataFrame:
         benchmark,
         provider=absent,
         gpu=df["gpu"].iloc[0],
-        clock=CLOCK,
+        clock="device",
         **CASE._asdict(),
     )
     return record.concat([df, rows])

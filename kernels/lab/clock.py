@@ -6,15 +6,15 @@ never as a mean, never of a single call. `CLOCKS` names the clocks, and the colu
 
 | name | what it tells |
 |---|---|
-| `events` | two CUDA events around a call: the GPU's time, plus any wait for the host |
-| `device` | the same, but the GPU is kept busy until the host is ahead: no wait |
+| `device` | the GPU's time between two CUDA events, once the host has sent the call |
 | `host` | the host's time until the call returns, without waiting for the GPU |
-| `unflushed` | as `events`, but the L2 cache keeps what the previous call left in it |
-| `written` | as `events`, but the L2 cache is flushed by writing, on one input |
+| `events` | as `device`, but the GPU waits for the host between the events |
+| `unflushed` | as `device`, but the L2 cache keeps what the previous call left in it |
+| `written` | as `device`, but the L2 cache is flushed by writing, on one input |
 | `wall` | the host's clock around the call and the wait for its end |
 | `launch` | the host's clock around the call alone: misleading (chapter `traffic`) |
 
-Two safeguards keep the input out of the L2 cache in `events` and `device`.
+Two safeguards keep the input out of the L2 cache in `device` and `events`.
 
 1. **The flush.** Before each timed call the GPU reads a buffer four times as large as
    L2. The flush must end in reading: a flush that writes leaves modified lines in L2,
@@ -24,7 +24,7 @@ Two safeguards keep the input out of the L2 cache in `events` and `device`.
    together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
    (`evict_last`), and such lines outlive a flush: after 1 GiB of other values was read,
    an H200 still held almost half of a matrix of 8 MB (`flush_dram.csv`). With a flush
-   alone, `fastest` took about 0.3 µs less on inputs of up to 4 MB; torch and the copy,
+   alone, `fastest` took about 0.3 µs less on an input of 4 MB; torch and the copy,
    which ask for nothing, took the same within 0.2 µs (`flush.csv`).
 
 `benchmarks/flush.py` makes both records.
@@ -33,8 +33,8 @@ Several learners may share a GPU. `alone()` lets one process measure at a time. 
 COURSE_MEASURE=briefly in the environment, a time is of a fifth of the calls: enough to
 see that everything runs, as the test suite does, and too few for a record.
 
-Weighed: `triton.testing.do_bench` (it cannot rotate inputs, and its flush writes; its
-way of choosing the number of calls is kept), `torch.utils.benchmark` (flushes nothing,
+Weighed: `triton.testing.do_bench` (it cannot rotate inputs, its flush writes, and it
+counts the wait for a late host), `torch.utils.benchmark` (flushes nothing,
 and its percentiles are over blocks of calls), `nvbench` (the most careful, but for
 C++), replays of a CUDA graph (not every peer can be captured), and a lock file of our
 own in place of `filelock` (it would have to know every file system's habits).
@@ -42,13 +42,12 @@ own in place of `filelock` (it would have to know every file system's habits).
 
 import contextlib
 import functools
-import math
 import os
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +59,13 @@ from kernels.lab import backend, gpu
 Times = tuple[float, float, float]
 """The 20th, 50th and 80th percentile of the time of a call, µs."""
 
-WARMUP_MS, REPEAT_MS, MIN_CALLS = 20, 60, 5  # turned into numbers of calls
 DEVICE_CALLS, LONG_DEVICE_CALLS, LONG_US = 100, 30, 1000  # fewer of calls above 1 ms
 HOST_BATCHES, HOST_CALLS = 50, 20  # the GPU's queue must hold a batch's launches
 WALL_CALLS = 30
+TURNS = {"host": 5}  # of the providers of a sweep: if the host is slow, all are
+MIN_CALLS = 5  # of a brief time
 HOLD, LONGEST_HOLD_US = 4, 4000  # the GPU is held for 4 times the host's time of a call
 SPINS_PER_US = 2000  # clock cycles: 1 µs on a GPU of 2 GHz, more on a slower GPU
-WAIT_CYCLES = 200_000  # about 0.1 ms: the time that a flush takes
 FLUSH_BYTES, FLUSHED_L2S = 2**28, 4  # the buffer: 256 MiB, and at least 4 times L2
 MAX_COPIES, ROTATED_L2S, MEMORY_SHARE = 64, 2, 4  # a quarter of the free memory
 BRIEFLY = os.environ.get("COURSE_MEASURE") == "briefly"
@@ -167,7 +166,7 @@ def flush_by_writing() -> None:
     _buffer().zero_()
 
 
-def spin(cycles: int = WAIT_CYCLES) -> None:
+def spin(cycles: int) -> None:
     """Keeps the GPU busy for so many clock cycles; memory is not touched."""
     torch.cuda._sleep(cycles)
 
@@ -219,37 +218,6 @@ def _moved(arg: Any, clones: dict[int, torch.UntypedStorage]) -> Any:
 # ---- the clocks ----------------------------------------------------------------------
 
 
-def events_us(function: Callable, *args: Any) -> Times:
-    """The time between two CUDA events around `function(*args)`, flushed and rotated.
-
-    Where the host needs longer for a call than the GPU, its delay counts as well.
-
-    Raises:
-        RuntimeError: nothing is timed here.
-    """
-    return _between_events(function, args, flush_by_reading, rotate=True)
-
-
-def unflushed_us(function: Callable, *args: Any) -> Times:
-    """As `events_us`, but one input, and L2 keeps what the previous call left in it.
-
-    In place of the flush the GPU spins, so that the host is ahead all the same.
-
-    Raises:
-        RuntimeError: nothing is timed here.
-    """
-    return _between_events(function, args, spin, rotate=False)
-
-
-def written_us(function: Callable, *args: Any) -> Times:
-    """As `events_us`, but one input, and L2 is flushed by writing.
-
-    Raises:
-        RuntimeError: nothing is timed here.
-    """
-    return _between_events(function, args, flush_by_writing, rotate=False)
-
-
 def device_us(function: Callable, *args: Any) -> Times:
     """The GPU's time for `function(*args)`, however slow the host is.
 
@@ -259,16 +227,46 @@ def device_us(function: Callable, *args: Any) -> Times:
     return device_times(function, args)
 
 
+def events_us(function: Callable, *args: Any) -> Times:
+    """As `device_us`, but the GPU isn't held.
+
+    Where the host needs longer for flush and call than the GPU, its delay counts.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return device_times(function, args, hold=0)
+
+
+def unflushed_us(function: Callable, *args: Any) -> Times:
+    """As `device_us`, but one input, and L2 keeps what the previous call left in it.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return device_times(function, args, flush=lambda: None, rotate=False)
+
+
+def written_us(function: Callable, *args: Any) -> Times:
+    """As `device_us`, but one input, and L2 is flushed by writing.
+
+    Raises:
+        RuntimeError: nothing is timed here.
+    """
+    return device_times(function, args, flush=flush_by_writing, rotate=False)
+
+
 def device_times(
     function: Callable,
     args: Sequence[Any] = (),
     *,
     flush: Callable[[], Any] = flush_by_reading,
     rotate: bool = True,
+    hold: float = HOLD,
 ) -> Times:
     """`device_us` with its safeguards given, so that they can be compared.
 
-    After the flush the GPU spins for `HOLD` times as long as the host needs for a call.
+    After the flush the GPU spins for `hold` times as long as the host needs for a call.
     By the end of that the call and both events are in the GPU's queue, so that nothing
     but the call's own kernels is between the events. (A spin that is shorter than the
     host's part of the call gives wrong medians: 68 µs in place of 8.4, for example.)
@@ -278,6 +276,7 @@ def device_times(
         args: its arguments.
         flush: called before each timed call.
         rotate: whether to copy the tensors among the arguments; see `rotated`.
+        hold: 0 lets the GPU wait for the host between the events.
 
     Raises:
         RuntimeError: nothing is timed here.
@@ -292,11 +291,12 @@ def device_times(
         torch.cuda.synchronize()
         whole_us = 1e6 * (time.perf_counter() - start) / (DEVICE_CALLS // 10)
         calls = some(DEVICE_CALLS if whole_us < LONG_US else LONG_DEVICE_CALLS)
-        cycles = int(min(HOLD * host_us, LONGEST_HOLD_US) * SPINS_PER_US)
+        cycles = int(min(hold * host_us, LONGEST_HOLD_US) * SPINS_PER_US)
 
         def prepare() -> None:
             flush()
-            spin(cycles)
+            if cycles:
+                spin(cycles)
 
         return _percentiles(_timed(function, copies, prepare, calls))
 
@@ -340,9 +340,9 @@ def launch_us(function: Callable, *args: Any) -> Times:
 
 
 CLOCKS: dict[str, Callable[..., Times]] = {
-    "events": events_us,
     "device": device_us,
     "host": host_us,
+    "events": events_us,
     "unflushed": unflushed_us,
     "written": written_us,
     "wall": wall_us,
@@ -363,29 +363,6 @@ def call_us(function: Callable, *args: Any, wait: bool = True) -> float:
 def some(calls: int, least: int = MIN_CALLS) -> int:
     """So many calls, or BRIEFLY a fifth of them, but no fewer than `least` then."""
     return max(min(calls, least), calls // 5) if BRIEFLY else calls
-
-
-def _between_events(
-    function: Callable, args: Sequence[Any], prepare: Callable, rotate: bool
-) -> Times:
-    """Percentiles over `some` calls that fill REPEAT_MS, after WARMUP_MS of others."""
-    require_gpu()
-    function(*args)  # compiles, while others may still measure
-    with alone():
-        copies = rotated(args) if rotate else [tuple(args)]
-        prepare()
-        torch.cuda.synchronize()
-        start, end = _event(), _event()
-        start.record()
-        for place in range(MIN_CALLS):
-            prepare()
-            function(*copies[place % len(copies)])
-        end.record()
-        torch.cuda.synchronize()
-        each_ms = max(start.elapsed_time(end) / MIN_CALLS, 1e-3)
-        _timed(function, copies, prepare, some(math.ceil(WARMUP_MS / each_ms), 1))
-        calls = some(max(MIN_CALLS, int(REPEAT_MS / each_ms)))
-        return _percentiles(_timed(function, copies, prepare, calls))
 
 
 def _timed(
@@ -427,6 +404,11 @@ def _batch_us(function: Callable, args: Sequence[Any], calls: int) -> float:
     for _ in range(calls):
         function(*args)
     return 1e6 * (time.perf_counter() - start) / calls
+
+
+def medians(turns: Iterable[Times]) -> Times:
+    """The median of each percentile over several turns."""
+    return tuple(map(statistics.median, zip(*turns, strict=True)))
 
 
 def _percentiles(times: Sequence[float]) -> Times:

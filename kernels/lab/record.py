@@ -160,7 +160,7 @@ def sweep(
     providers: Mapping[str, Callable[[torch.Tensor], Any] | OptionalProvider],
     cases: Iterable[Case],
     *,
-    clock: str = "events",
+    clock: str = "device",
     inputs: Mapping[str, MakeInput] | None = None,
     verify: Verify | None = None,
 ) -> pd.DataFrame:
@@ -204,12 +204,11 @@ def sweep(
     }
     path, rows = _readable(stem), _frame([])
     if measuring:
-        path, measured = _own(stem), {}
-        for case in wanted:
+        path, turns = _own(stem), [{} for _ in range(clocks.TURNS.get(clock, 1))]
+        for case, measured in itertools.product(wanted, turns):
             _measure_case(here, case, clock, makers, verify, measured)
-        rows = _frame(
-            (*key, *times, *_provenance().values()) for key, times in measured.items()
-        )
+        times = {key: clocks.medians(turn[key] for turn in turns) for key in turns[0]}
+        rows = _frame((*key, *us, *_provenance().values()) for key, us in times.items())
         if _recording():
             _merge_into(path, rows)
     df, found = _beside_recorded(asked, rows, path, set(providers) - set(here))
@@ -229,7 +228,7 @@ def sweep(
 def timed(
     function: Callable[[torch.Tensor], Any],
     x: torch.Tensor,
-    timer: Callable[..., Times] = clocks.events_us,
+    timer: Callable[..., Times] = clocks.device_us,
     verify: Verify | None = None,
 ) -> Times:
     """The times of function(x), after a call that compiles and is verified.
@@ -396,7 +395,7 @@ def _words(key: Sequence[Any]) -> str:
     """The case of a row's key, for messages; what is usual is not said."""
     _, dtype, n_rows, n_cols, how, clock = key
     words = [dtype, f"{n_rows} × {n_cols}", *([how] if how != CONTIGUOUS else [])]
-    return " ".join(words + ([f"({clock})"] if clock != "events" else []))
+    return " ".join(words + ([f"({clock})"] if clock != "device" else []))
 
 
 @functools.cache

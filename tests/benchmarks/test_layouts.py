@@ -17,12 +17,12 @@ def timed(monkeypatch):
     """The (function, arguments) that were timed; each is called, and takes 2 µs."""
     log = []
 
-    def events_us(function, *args):
+    def device_us(function, *args):
         log.append((function, args))
         function(*args)
         return 1.0, 2.0, 3.0
 
-    monkeypatch.setattr(clock, "events_us", events_us)
+    monkeypatch.setattr(clock, "device_us", device_us)
     return log
 
 

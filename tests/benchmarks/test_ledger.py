@@ -84,7 +84,7 @@ def test_rates_of_the_profilers_run(at_hand):
 
 
 def test_predicted_and_measured_lines(at_hand):
-    times = record.select(record.recorded("traffic"), clock="events")
+    times = record.select(record.recorded("traffic"), clock="device")
     times = record.select(times, n_rows=8192, n_cols=8192, dtype="float32")
     (ax,) = ledger.lines_figure(times).axes
     shown = [tick.get_text() for tick in ax.get_yticklabels()]

@@ -26,13 +26,13 @@ def timed(monkeypatch):
             raise RuntimeError("too many blocks in cooperative launch")
         return run(x)
 
-    def events_us(function, *args):
+    def device_us(function, *args):
         assert_right(function(*args), args[0])
         return 1.0, 2.0, 3.0
 
     run = meta.launch
     monkeypatch.setattr(meta, "launch", launch)
-    monkeypatch.setattr(clock, "events_us", events_us)
+    monkeypatch.setattr(clock, "device_us", device_us)
     monkeypatch.setattr(clock, "require_gpu", lambda: None)
     return log
 

@@ -136,7 +136,7 @@ def test_a_peer_apart_has_one_process_and_the_same_input(machine, capsys):
     lines = [line for line in lines if "said by the clock" not in line]
     absent = "fake is absent at float32 4 × "
     assert len(lines) == 3 and all(line.startswith(absent) for line in lines)
-    assert lines[0].startswith(f"{absent}13 ")
+    assert lines[0].startswith(f"{absent}13:")
     assert lines[0].endswith(": NotImplementedError: N must not be 13")
     assert "ValueError: wrong value at row 0, column 0: " in lines[1]
     assert "RuntimeError: the process that ran the function" in lines[2]

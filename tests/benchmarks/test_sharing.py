@@ -145,7 +145,7 @@ def test_residents_are_parts_that_fit():
     assert fit % 132 == 0 and rows_at_once == round(fit / n_parts, 1)
 
 
-def swept(stem, providers, wanted, clock="events", **_):
+def swept(stem, providers, wanted, clock="device", **_):
     """A sweep in which the time of a case follows from the provider's name."""
     rows = []
     for case in map(record.Case._make, wanted):

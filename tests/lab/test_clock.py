@@ -85,24 +85,6 @@ def cuda(monkeypatch):
 # ---- what the GPU does, in which order -----------------------------------------------
 
 
-def test_events_are_around_calls_that_follow_a_read(cuda):
-    call = cuda.call(us=435.0)
-    assert clock.events_us(call, X) == (435, 435, 435)
-    once = ["read", "event", "call", "event"]
-    timed = int(60e3 / (435 + 65))
-    assert cuda.log[-4 * timed :] == once * timed
-    before = cuda.log[: -4 * timed]
-    assert before[:3] == ["call", "read", "event"]  # compiled, then estimated
-    assert before.count("call") == 1 + clock.MIN_CALLS + 20e3 / (435 + 65)
-    assert set(cuda.passed) == {(X,)}
-
-
-def test_long_calls_are_few(cuda):
-    clock.events_us(cuda.call(us=1e6), X)
-    assert cuda.log[-4 * clock.MIN_CALLS :].count("call") == clock.MIN_CALLS
-    assert cuda.log.count("call") == 1 + clock.MIN_CALLS + 1 + clock.MIN_CALLS
-
-
 @pytest.mark.parametrize("timer", [clock.events_us, clock.device_us])
 def test_a_time_is_a_percentile_of_single_calls(cuda, monkeypatch, timer):
     times = [float(t * t) for t in range(1, 31)]
@@ -115,20 +97,24 @@ def test_a_time_is_a_percentile_of_single_calls(cuda, monkeypatch, timer):
 
 @pytest.mark.parametrize(
     ("timer", "prepared"),
-    [(clock.unflushed_us, "spin"), (clock.written_us, "write")],
+    [
+        (clock.device_us, ["read", "spin"]),
+        (clock.events_us, ["read"]),
+        (clock.unflushed_us, ["spin"]),
+        (clock.written_us, ["write", "spin"]),
+    ],
 )
-def test_other_clocks_leave_one_safeguard_out(cuda, timer, prepared):
-    x = torch.ones(4)
+def test_what_precedes_a_timed_call(cuda, timer, prepared):
+    x = torch.ones(100)
     assert timer(cuda.call(), x) == pytest.approx((7, 7, 7))
-    assert cuda.log[-4:] == [prepared, "event", "call", "event"]
-    assert "read" not in cuda.log
-    assert all(args[0] is x for args in cuda.passed)  # the inputs do not rotate
+    once = [*prepared, "event", "call", "event"]
+    assert cuda.log == ["call"] * 11 + once * clock.DEVICE_CALLS
+    rotate = prepared[0] == "read"
+    assert (len({args[0].data_ptr() for args in cuda.passed}) > 1) == rotate
 
 
 def test_the_gpu_is_held_until_the_host_is_ahead(cuda):
     assert clock.device_us(cuda.call(), X) == pytest.approx((7, 7, 7))
-    once = ["read", "spin", "event", "call", "event"]
-    assert cuda.log == ["call"] * 11 + once * clock.DEVICE_CALLS
     assert cuda.spins == pytest.approx([4 * 30 * 2000] * clock.DEVICE_CALLS, abs=1)
 
 
@@ -194,7 +180,7 @@ def test_the_flush_is_several_times_as_large_as_l2(monkeypatch):
 def test_timed_calls_take_turns_on_copies(cuda, timer):
     x = torch.arange(100.0)  # 400 bytes: 6 copies exceed twice the L2 of 1000 bytes
     timer(cuda.call(us=3000.0), x, 1)
-    calls = 30 if timer is clock.device_us else int(60e3 / (3000 + 65))
+    calls = clock.LONG_DEVICE_CALLS
     pointers = [args[0].data_ptr() for args in cuda.passed[-calls:]]
     assert len(set(pointers)) == 6
     assert pointers == [pointers[place % 6] for place in range(calls)]

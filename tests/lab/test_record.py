@@ -33,14 +33,14 @@ class FakeClock:
 
 @pytest.fixture
 def timer(monkeypatch):
-    """The clock "events"; "device" takes half of its times."""
+    """The clock "device"; "events" takes half of its times."""
     fake = FakeClock()
 
-    def device(function, x):
+    def events(function, x):
         return tuple(time / 2 for time in fake(function, x))
 
-    monkeypatch.setitem(clock.CLOCKS, "events", fake)
-    monkeypatch.setitem(clock.CLOCKS, "device", device)
+    monkeypatch.setitem(clock.CLOCKS, "device", fake)
+    monkeypatch.setitem(clock.CLOCKS, "events", events)
     return fake
 
 
@@ -101,7 +101,7 @@ def test_a_sweep_measures_every_provider_beside_a_copy(world, folder, timer):
     assert row.effective_gbps == pytest.approx(2 * 2 * 8000 / 16000e-6 / 1e9)
     assert (row.gpu, row.driver, row.commit) == ("NVIDIA Test 100", "1.2", "abc1234")
     assert (row.torch, row.triton) == (str(torch.__version__), triton.__version__)
-    assert (row.input, row.clock) == ("contiguous", "events")
+    assert (row.input, row.clock) == ("contiguous", "device")
     assert len(timer.timed) == 8
     assert df.attrs["source"].endswith("measured here")
     assert not folder.exists()  # it was not asked to record
@@ -113,7 +113,7 @@ def test_what_is_recorded_is_read_back_without_a_gpu(world, folder, timer, monke
     header, *rows = lines(folder / "mine.csv")
     assert header == HEADER
     assert rows[0].startswith(
-        "copy,float32,8,1000,contiguous,events,4000.0,8000.0,12000.0,NVIDIA Test 100,"
+        "copy,float32,8,1000,contiguous,device,4000.0,8000.0,12000.0,NVIDIA Test 100,"
     )
     assert list(folder.iterdir()) == [folder / "mine.csv"]  # no draft is left
     timed = len(timer.timed)
@@ -165,10 +165,10 @@ def test_a_new_record_takes_the_place_of_the_same_rows_only(world, folder, timer
     record.sweep("mine", PROVIDERS, CASES)
     before = lines(folder / "mine.csv")
     more = {"torch": PROVIDERS["torch"], "another": torch.clone}
-    clock.CLOCKS["events"] = lambda *_: (1.0, 2.0, 3.0)
+    clock.CLOCKS["device"] = lambda *_: (1.0, 2.0, 3.0)
     assert len(record.sweep("mine", more, CASES[:1])) == 3
     rows = [line.split(",")[:9] for line in lines(folder / "mine.csv")[1:]]
-    usual = ["contiguous", "events"]
+    usual = ["contiguous", "device"]
     assert rows == [
         ["another", "float32", "64", "128", *usual, "1.0", "2.0", "3.0"],
         ["copy", "float32", "8", "1000", *usual, "4000.0", "8000.0", "12000.0"],
@@ -183,17 +183,32 @@ def test_clocks_are_rows_of_one_file(world, folder, timer):
     world(has_gpu=True, recording=True)
     frames = [
         record.sweep("mine", PROVIDERS, CASES, clock=name)
-        for name in ("events", "device")
+        for name in ("device", "events")
     ]
     df = record.recorded("mine")
     assert len(df) == 8
-    for name, frame in zip(("events", "device"), frames, strict=True):
+    for name, frame in zip(("device", "events"), frames, strict=True):
         rows = record.select(df, clock=name)
         assert sorted(rows["p50_us"]) == sorted(frame["p50_us"])
         assert set(rows[rows["provider"] == "torch"]["share_of_copy"]) == {0.5}
     world(has_gpu=False)
-    read = record.sweep("mine", PROVIDERS, CASES, clock="device")
+    read = record.sweep("mine", PROVIDERS, CASES, clock="events")
     pd.testing.assert_frame_equal(read, frames[1])
+
+
+def test_at_the_hosts_clock_providers_take_turns(world, folder, timer, monkeypatch):
+    world(has_gpu=True)
+    slow, calls = {1, 2, 3, 4}, []  # a slow host: the second turn, or most of it
+
+    def host(function, x):
+        calls.append(function)
+        return (1.0, 2.0, 3.0) if len(calls) not in slow else (10.0, 20.0, 30.0)
+
+    monkeypatch.setitem(clock.CLOCKS, "host", host)
+    df = record.sweep("mine", PROVIDERS, CASES[:1], clock="host")
+    assert len(calls) == clock.TURNS["host"] * (1 + len(PROVIDERS))
+    assert calls[: len(calls) // 5] * 5 == calls
+    assert set(df["p50_us"]) == {2.0} and set(df["p80_us"]) == {3.0}
 
 
 def test_inputs_are_rows_of_one_file_beside_a_contiguous_copy(world, folder, timer):
@@ -329,7 +344,7 @@ def test_a_sweep_refuses_bad_names(world, folder):
         record.sweep("mine", {"copy": torch.clone}, CASES)
     with pytest.raises(ValueError, match="name must be of letters"):
         record.sweep("../mine", PROVIDERS, CASES)
-    with pytest.raises(ValueError, match=r"clock must be one of \['events', 'device'"):
+    with pytest.raises(ValueError, match=r"clock must be one of \['device', 'host'"):
         record.sweep("mine", PROVIDERS, CASES, clock="sundial")
     strided = [CASES[0]._replace(input="sliced")]
     with pytest.raises(ValueError, match=r"one of \['contiguous'\], got 'sliced'"):

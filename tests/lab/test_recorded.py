@@ -64,12 +64,12 @@ TRAFFIC = [path for path in FILES if path.stem == "traffic"]
 @pytest.mark.parametrize("path", TRAFFIC, ids=lambda path: path.parent.name)
 def test_the_launch_clock_tells_of_impossible_bandwidths(path):
     launches = record.select(record._read(path), clock="launch")
-    assert faults_of(launches.assign(clock="events"))
+    assert faults_of(launches.assign(clock="device"))
 
 
 def test_faults_are_found():
     provenance = ("NVIDIA H200", "580", "2.11", "3.6", "2026-01-01", "abc1234")
-    case = ("copy", "float32", 32768, 8192, "contiguous", "events")
+    case = ("copy", "float32", 32768, 8192, "contiguous", "device")
     good = record._frame([(*case, 490.0, 500.0, 510.0, *provenance)])
     assert faults_of(good) == []
     for change, fault in (
