@@ -248,6 +248,7 @@ def gradient_kernel(
             is_there = part == tl.where(edge < VECTOR, 0, n_parts - 1)
             at_edge &= is_row[None, :] & is_there
             edges = start[None, :] + edge_cols
+            edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
             start += head
             inside = is_row[:, None] & (cols // VECTOR * VECTOR < body[:, None] - first)
         else:
@@ -255,8 +256,7 @@ def gradient_kernel(
         offsets = (start // VECTOR * VECTOR + first)[:, None] + cols
         g, y = load_both(gradient_ptr, y_ptr, offsets, inside)
         row_dot = dot(g, y, 1)
-        if EDGES:  # last, so that all of the body's loads wait together
-            edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
+        if EDGES:
             row_dot += dot(edge_g, edge_y, 0)
 
         next_task = -1
