@@ -8,6 +8,20 @@ The bars compare medians of one run: the course's softmax with the copy of a con
 matrix of the same shape, and with the fastest peer that took the matrix. All functions
 here take the measurements as `record.recorded("fastest")` or `record.sweep` returns
 them, and use those of the clock "device".
+
+The record misses some bars (`shortfalls`). For these, the following was tried on an
+H200 and was no faster, or faster at some shapes and slower at others:
+
+- 16 bits × 32768 (large, middle): 4 to 32 warps, each with several limits of registers;
+  numerators kept or computed again; shared rows, also in parts of one warp.
+- Rows from 512K values on (large, any, longest): programs that stay and read twice;
+  parts read again from L2 or from shared memory; larger parts; prefetching a later
+  program's part; other hints, patience, and orders of looking at words.
+- Slices of 50257 values of 16 bits (strided): parts of 8 to 64 KiB, 1 to 8 warps,
+  accesses of 2 or 8 elements, two loads shifted in registers, one program for a row.
+- Few rows: parts of 4 to 32 KiB, 1 to 32 warps; one program of 16 or 32 for a row.
+- Small matrices: other tiles and warps. With the shape as a constant a kernel is
+  shorter, but every shape would need a kernel of its own.
 """
 
 import math

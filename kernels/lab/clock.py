@@ -16,10 +16,11 @@ never as a mean, never of a single call. `CLOCKS` names the clocks, and the colu
 
 Two safeguards keep the input out of the L2 cache in `device` and `events`.
 
-1. **The flush.** Before each timed call the GPU reads a buffer four times as large as
-   L2. The flush must end in reading: a flush that writes leaves modified lines in L2,
-   and the timed call then waits for their write-back. On an H200 that costs a call
-   less than 1 µs on inputs of up to 4 MB, and 1 to 4 µs from 34 MB on (`flush.csv`).
+1. **The flush.** Before each timed call the GPU reads a buffer at least four times as
+   large as L2. The flush must end in reading: a flush that writes leaves modified lines
+   in L2, and the timed call then waits for their write-back. On an H200 that costs a
+   call less than 1 µs on inputs of up to 4 MB, and 1 to 4 µs from 34 MB on
+   (`flush.csv`).
 2. **Rotating inputs.** Calls take turns on up to 64 copies of their tensors, which
    together exceed twice L2. A kernel may ask L2 to keep its lines longer than others
    (`evict_last`), and such lines outlive a flush: after 1 GiB of other values was read,
@@ -268,8 +269,8 @@ def device_times(
 
     After the flush the GPU spins for `hold` times as long as the host needs for a call.
     By the end of that the call and both events are in the GPU's queue, so that nothing
-    but the call's own kernels is between the events. (A spin that is shorter than the
-    host's part of the call gives wrong medians: 68 µs in place of 8.4, for example.)
+    but the call's own kernels is between the events. (With a spin that is shorter than
+    the host's part of the call, some of the wait for the host is between them, too.)
 
     Args:
         function: called with each of the rotated arguments in turn.

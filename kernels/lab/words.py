@@ -25,11 +25,11 @@ their input.
   words are the graph's memory. Other calls of the graph use that memory too, so every
   replay clears it first. So are the words of a launch that goes through Triton.
 
-Weighed: words of each call's own, as `torch.compile` makes for its kernels. Clearing
-them takes the GPU about 2 µs, as long as a softmax of 100 KB. PyTorch keeps cuBLAS's
-workspaces for each stream, as here. And for a graph, words that are cleared once for
-all of its calls. Their memory would have to stay allocated until the capture ends, and
-`torch.compile`'s graphs refuse memory that is allocated then and is no output.
+Weighed: words of each call's own, as `torch.compile` makes for its kernels. To clear
+them is a kernel more in each call. PyTorch keeps cuBLAS's workspaces for each stream,
+as here. And for a graph, words that are cleared once for all of its calls. Their memory
+would have to stay allocated until the capture ends, and `torch.compile`'s graphs refuse
+memory that is allocated then and is no output.
 """
 
 import itertools
@@ -67,8 +67,8 @@ def taker(
 ) -> Callable[[int], tuple[torch.Tensor, int | None]]:
     """Returns `take` of these arguments as a function of the current stream's handle.
 
-    Launches that are made again and again keep the function, because it takes less than
-    half of the time of `take`. Not for the interpreter.
+    Launches that are made again and again keep the function, because a call of `take`
+    makes it anew. Not for the interpreter.
 
     The function gives a captured call words of the device's room and the tag None, if
     there is room.
