@@ -189,9 +189,9 @@ class Config(tiled.Config):
 def alignment(output: Tensor, x: Tensor) -> tuple[int, bool]:
     """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
-    Also whether both have one row stride and one `row_shift`.
+    Also whether both have one `row_shift` and, of several rows, one stride.
     """
-    one, two = ((t.stride(0), tiled.row_shift(t)) for t in (output, x))
+    one, two = (((len(t) > 1) * t.stride(0), tiled.row_shift(t)) for t in (output, x))
     vector = tiled.choose_vector(x.shape[1], x.element_size(), *one, *two)
     return vector, one == two
 

@@ -224,6 +224,20 @@ def test_few_rows_that_are_loaded_by_element_are_shared_early():
         assert fastest.choose(n_rows, n_cols, torch.bfloat16, 1, False) == SHARED
 
 
+@pytest.mark.parametrize("n_cols", [33, 1001, 1024, 50_257, 131_072])
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+def test_the_stride_of_a_single_row_decides_nothing(n_cols, dtype):
+    """One row of logits that are wider than the vocabulary, as in decoding."""
+    wide = torch.empty(4, n_cols + 47, dtype=dtype, device="meta")
+    y = torch.empty(1, n_cols, dtype=dtype, device="meta")
+    found = fastest.prepare(y, wide[:1, :n_cols], 1).launch
+    wanted = fastest.prepare(y, torch.empty_like(y), 1).launch
+    assert (found.kernel, found.constants) == (wanted.kernel, wanted.constants)
+    n_cols = min(n_cols, 20_001)
+    x = tensor(1, 2 * n_cols, dtype=dtype)[:, :n_cols]
+    assert_right(fastest.softmax(x), x)
+
+
 @pytest.mark.parametrize("n_rows", [3, 4, 7])
 @pytest.mark.parametrize("shape", [(8704,), (1, 8707)])
 def test_more_rows_than_a_grid_has_are_halved(launched, shape, n_rows, monkeypatch):

@@ -8,7 +8,7 @@ never as a mean, never of a single call. `CLOCKS` names the clocks, and the colu
 |---|---|
 | `device` | the GPU's time between two CUDA events, once the host has sent the call |
 | `host` | the host's time until the call returns, without waiting for the GPU |
-| `events` | as `device`, but the GPU waits for the host between the events |
+| `events` | as `device`, but a late host counts: the GPU waits between the events |
 | `unflushed` | as `device`, but the L2 cache keeps what the previous call left in it |
 | `written` | as `device`, but the L2 cache is flushed by writing, on one input |
 | `wall` | the host's clock around the call and the wait for its end |
@@ -53,6 +53,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
 import torch
 
 from kernels.lab import backend, gpu
@@ -63,8 +64,7 @@ Times = tuple[float, float, float]
 DEVICE_CALLS, LONG_DEVICE_CALLS, LONG_US = 100, 30, 1000  # fewer of calls above 1 ms
 HOST_BATCHES, HOST_CALLS = 50, 20  # the GPU's queue must hold a batch's launches
 WALL_CALLS = 30
-TURNS = {"host": 5}  # of the providers of a sweep: if the host is slow, all are
-MIN_CALLS = 5  # of a brief time
+TURNS = {"host": 5}  # a sweep's providers go by turns, so a slow minute hits them all
 HOLD, LONGEST_HOLD_US = 4, 4000  # the GPU is held for 4 times the host's time of a call
 SPINS_PER_US = 2000  # clock cycles: 1 µs on a GPU of 2 GHz, more on a slower GPU
 FLUSH_BYTES, FLUSHED_L2S = 2**28, 4  # the buffer: 256 MiB, and at least 4 times L2
@@ -220,7 +220,7 @@ def _moved(arg: Any, clones: dict[int, torch.UntypedStorage]) -> Any:
 
 
 def device_us(function: Callable, *args: Any) -> Times:
-    """The GPU's time for `function(*args)`, however slow the host is.
+    """The GPU's time for `function(*args)`; the host may take up to 4 ms for the call.
 
     Raises:
         RuntimeError: nothing is timed here.
@@ -361,9 +361,14 @@ def call_us(function: Callable, *args: Any, wait: bool = True) -> float:
     return 1e6 * (time.perf_counter() - start)
 
 
-def some(calls: int, least: int = MIN_CALLS) -> int:
-    """So many calls, or BRIEFLY a fifth of them, but no fewer than `least` then."""
-    return max(min(calls, least), calls // 5) if BRIEFLY else calls
+def some(calls: int) -> int:
+    """So many calls, or BRIEFLY a fifth of them."""
+    return calls // 5 if BRIEFLY else calls
+
+
+def turns(clock: str) -> int:
+    """How many times a sweep by a clock measures each provider; BRIEFLY once."""
+    return 1 if BRIEFLY else TURNS.get(clock, 1)
 
 
 def _timed(
@@ -408,8 +413,8 @@ def _batch_us(function: Callable, args: Sequence[Any], calls: int) -> float:
 
 
 def medians(turns: Iterable[Times]) -> Times:
-    """The median of each percentile over several turns."""
-    return tuple(map(statistics.median, zip(*turns, strict=True)))
+    """The median of each percentile over several turns; NaN if it is NaN in one."""
+    return tuple(np.median([*turns], axis=0).tolist())
 
 
 def _percentiles(times: Sequence[float]) -> Times:

@@ -29,7 +29,6 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,16 +36,16 @@ from torch.autograd import forward_ad
 from triton import knobs
 
 from kernels.lab import words
-from kernels.lab.launch import Launch
+from kernels.lab.launch import Launch, Pointer
 
 
 class CachedLaunch:
     """A launch that looks its compiled kernel up once.
 
     Triton inspects the arguments of every call to find the compiled kernel. But the
-    calls of a `Launch` differ only in addresses and in the tag, which decide nothing.
-    So the kernel of the first call serves later calls, through `bind` where it can. The
-    interpreter has none, and Triton is called.
+    calls of a `Launch` differ only in addresses and in the tag. Unless the tag is None,
+    they decide nothing: the kernel of the first call serves later calls, through `bind`
+    where it can. The interpreter has none, and Triton is called.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -134,21 +133,10 @@ def launch_replayed(
     mode of the thread allows it: that memory is not the graph's.
     """
     pairs = zip(launch.pointers, addresses, strict=True)
-    tensors = [Address(pointer.dtype, address) for pointer, address in pairs]
+    tensors = [Pointer(pointer.dtype, address) for pointer, address in pairs]
     run = launch.kernel[launch.grid]
     with relaxed():
-        run(*tensors, words, None, *launch.scalars, **launch.constants)
-
-
-@dataclass(frozen=True)
-class Address:
-    """What Triton takes for a tensor."""
-
-    dtype: torch.dtype
-    address: int
-
-    def data_ptr(self) -> int:
-        return self.address
+        _replayed.add(run(*tensors, words, None, *launch.scalars, **launch.constants))
 
 
 @contextlib.contextmanager
@@ -166,6 +154,7 @@ def relaxed() -> Iterator[None]:
 
 _compiled: dict[tuple, Any] = {}
 """The compiled kernel for each device and each `key_of` a launch."""
+_replayed: set = set()  # compiled kernels, kept loaded for the graphs that replay them
 
 
 def bind(

@@ -18,19 +18,19 @@ from kernels.lab import backend
 
 @dataclass(frozen=True)
 class Pointer:
-    """What the compiler sees of a tensor, for which it stands where nothing is run."""
+    """Stands for a tensor: where nothing is run, or where only its address is known."""
 
     dtype: torch.dtype
-    aligned: bool = True  # whether the address is a multiple of 16 bytes
+    address: int = 0  # where nothing is run, 0 if a multiple of 16 bytes, else 1
 
     def data_ptr(self) -> int:
-        """An address with the tensor's alignment, which is all that Triton looks at."""
-        return 0 if self.aligned else 1
+        """The address, as of a tensor; Triton asks for it and for the dtype."""
+        return self.address
 
 
 def pointer_to(tensor: torch.Tensor) -> Pointer:
     """Returns what the compiler sees of a tensor, which may be on any device."""
-    return _pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
+    return _pointer(tensor.dtype, 1 if tensor.data_ptr() % 16 else 0)
 
 
 _pointer = functools.cache(Pointer)
@@ -119,6 +119,6 @@ def sms_and_threads() -> tuple[int, int]:
 
 
 def programs_at_once(num_warps: int, maxnreg: int) -> int:
-    """How many programs run at once, with maxnreg registers in each thread."""
-    sms, threads = sms_and_threads()
-    return sms * (min(threads, 65536 // maxnreg) // (32 * num_warps))  # 65536 an SM
+    """How many programs run at once, or more, with maxnreg registers in each thread."""
+    sms, threads = sms_and_threads()  # an SM has four parts of 16384 registers each
+    return sms * min(min(threads // 4, 16384 // maxnreg) // 32 * 4 // num_warps, 16)

@@ -17,13 +17,13 @@ their input.
 - Words are never taken from a memory pool that a caller has set up: see `zeros_apart`.
 - A call that a CUDA graph captures gets words of its own, for good: no other call, of
   this graph or another, ever gets them. A graph passes the same arguments in every
-  replay. So the tag is None, for which Triton compiles a kernel whose programs count
-  the replays, each in one word more. The count is the tag. In a replay every program
-  runs once, so all counts agree.
+  replay. So the tag is None, for which Triton compiles (at the first such call, while
+  the graph is captured) a kernel whose programs count the replays, each in one word
+  more. The count is the tag. In a replay every program runs once, so all counts agree.
 - These words come from a `Room`. A device's first call outside of a capture makes it,
   because a capture could not keep memory, or clear it only once. Without room, a call's
   words are the graph's memory. Other calls of the graph use that memory too, so every
-  replay clears it first. So are the words of a launch that goes through Triton.
+  replay clears it first. A captured `Launch`, which asks `take`, gets such words, too.
 
 Weighed: words of each call's own, as `torch.compile` makes for its kernels. To clear
 them is a kernel more in each call. PyTorch keeps cuBLAS's workspaces for each stream,

@@ -150,6 +150,7 @@ def test_fusing_gains_nothing_at_256():
     times = of_h200("matmul")
     us = times[(times["n"] == 256) & (times["dtype"] == "bfloat16")]
     us = us.set_index("provider")["us"]
-    assert us["matmul.descriptors"] == pytest.approx(us["cublas, persistent"], rel=0.02)
+    fused, two = us["matmul.descriptors"], us["cublas, persistent"]
+    assert fused == pytest.approx(two, rel=0.015)
     said = re.search(r"one kernel and two take about (\d+) µs", PAGE.read_text())
-    assert int(said[1]) == pytest.approx(us["matmul.descriptors"], rel=0.01)
+    assert int(said[1]) == pytest.approx(fused, rel=0.01)

@@ -281,7 +281,6 @@ def test_a_brief_time_is_of_a_fifth_of_the_calls(cuda, monkeypatch, name):
         n_calls.append(len(calls))
     all_of_them, few = n_calls
     assert all_of_them / 5 <= few < all_of_them / 3
-    assert clock.some(3) == 3 and clock.some(4, 1) == 1
 
 
 @pytest.mark.parametrize("name", clock.CLOCKS)

@@ -119,8 +119,9 @@ def test_pointers_know_dtype_and_alignment(device):
     for dtype, offset in itertools.product(backend.DTYPES, range(17)):
         x = torch.empty(64, dtype=dtype, device=device)[offset:]
         pointer = launch.pointer_to(x)
-        assert pointer == Pointer(dtype, aligned=offset * dtype.itemsize % 16 == 0)
-        assert (pointer.data_ptr() % 16 == 0) == pointer.aligned
+        is_aligned = offset * dtype.itemsize % 16 == 0
+        assert pointer == Pointer(dtype, 0 if is_aligned else 1)
+        assert (pointer.data_ptr() % 16 == 0) == is_aligned
 
 
 def test_a_launch_on_meta_tensors_is_that_on_real_ones():
@@ -276,17 +277,22 @@ def test_without_a_gpu_launches_are_an_h200_s():
     assert launch.sms_and_threads() == (h200.sms, h200.threads_per_sm)
 
 
+REGISTERS = 40, 64, 88, 96, 168
+
+
 @pytest.mark.parametrize("name", ["T4", "RTX 3090", "L4", "H200"])
 def test_programs_at_once_are_those_of_the_occupancy(name, monkeypatch):
     there = gpu.named(name)
     sizes = there.sms, there.threads_per_sm
     monkeypatch.setattr(launch, "sms_and_threads", lambda: sizes)
-    for num_warps, registers in itertools.product((4, 8, 16, 32), (40, 64, 96, 168)):
+    for num_warps, registers in itertools.product((1, 2, 4, 8, 16, 32), REGISTERS):
         if 32 * num_warps * registers > there.registers_per_block:
             continue
         how = {"num_warps": num_warps, "registers": registers, "shared": 64}
         resident = occupancy.resident(there, **how).blocks_per_sm * there.sms
-        assert launch.programs_at_once(num_warps, registers) == resident, how
+        found = launch.programs_at_once(num_warps, registers)
+        # Of smaller programs, some GPUs run more than 16 on an SM.
+        assert found == resident or (num_warps < 4 and found < resident), how
 
 
 @pytest.mark.gpu

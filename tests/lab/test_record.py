@@ -198,7 +198,7 @@ def test_clocks_are_rows_of_one_file(world, folder, timer):
 
 def test_at_the_hosts_clock_providers_take_turns(world, folder, timer, monkeypatch):
     world(has_gpu=True)
-    slow, calls = {1, 2, 3, 4}, []  # a slow host: the second turn, or most of it
+    slow, calls = {1, 2, 3, 4}, []  # a slow host: the first two turns
 
     def host(function, x):
         calls.append(function)
@@ -209,6 +209,27 @@ def test_at_the_hosts_clock_providers_take_turns(world, folder, timer, monkeypat
     assert len(calls) == clock.TURNS["host"] * (1 + len(PROVIDERS))
     assert calls[: len(calls) // 5] * 5 == calls
     assert set(df["p50_us"]) == {2.0} and set(df["p80_us"]) == {3.0}
+
+
+def test_a_provider_that_fails_in_one_turn_is_absent(
+    world, folder, monkeypatch, capsys
+):
+    world(has_gpu=True)
+    left = [1] * 3  # calls that do not fail: a turn has two
+
+    def timed_once(function, x):
+        function(x)
+        return 1.0, 2.0, 3.0
+
+    def tired(x):
+        left.pop()
+        return x
+
+    providers = {"tired": tired, "steady": lambda x: x}
+    monkeypatch.setitem(clock.CLOCKS, "host", timed_once)
+    df = record.sweep("mine", providers, CASES[:1], clock="host")
+    assert list(df["provider"]) == ["copy", "steady"]
+    assert capsys.readouterr().out.count("tired is absent") == 1
 
 
 def test_inputs_are_rows_of_one_file_beside_a_contiguous_copy(world, folder, timer):
