@@ -197,7 +197,8 @@ def first_calls(
 
 def _first_call_s(x: torch.Tensor, tuned: Autotuner) -> float:
     """The time of `meta.launch` with a cache on disk that is empty, in seconds."""
-    with triton.knobs.cache.scope(), tempfile.TemporaryDirectory() as folder:
+    empty = tempfile.TemporaryDirectory()
+    with clock.alone(), triton.knobs.cache.scope(), empty as folder:
         triton.knobs.cache.dir = folder
         return clock.call_us(meta.launch, x, tuned) / 1e6
 

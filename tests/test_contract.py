@@ -100,6 +100,18 @@ def test_unreachable_device_is_named(softmax):
         softmax(torch.ones(2, 2, device="meta"))
 
 
+def test_values_that_do_not_lie_in_memory_as_read_are_refused(softmax_of_rows):
+    x = matrix(3, 5)
+    sparse = r"^x must be strided, got torch\.sparse_coo; x\.to_dense\(\) would do$"
+    with pytest.raises(ValueError, match=sparse):
+        softmax_of_rows(x.to_sparse())
+    with pytest.raises(ValueError, match=r"got a negative view; x\.resolve_neg\(\)"):
+        softmax_of_rows(torch._neg_view(x))
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"^x must have memory, got a Tensor"):
+        softmax_of_rows(x)
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
 def test_empty_gives_empty(softmax, shape):
     for dtype in backend.DTYPES:

@@ -200,3 +200,4 @@ def test_other_names_are_missing_as_usual():
     with pytest.raises(ImportError, match="cannot import name 'softmin'"):
         from kernels import softmin  # noqa: F401
     assert not hasattr(kernels, "__wrapped__")
+    assert not hasattr(kernels, "softmax_kernel")

@@ -149,7 +149,8 @@ def _recorded() -> str:
 
 
 HUGGING_FACE = r"\w+(Repository|Properties)|Variant\w+|Benchmark|Device|Metadata|Mode"
-HUGGING_FACE += "|RepoInfo"  # and names with "kernel" in them
+HUGGING_FACE += r"|RepoInfo|kernelize|\w*Kernel\w*"
+HUGGING_FACE += r"|(get|has|install|load|register|replace|use)_\w*kernel\w*"
 
 
 def no_such_name(name: str, folder: str) -> Exception:
@@ -157,7 +158,7 @@ def no_such_name(name: str, folder: str) -> Exception:
 
     Hugging Face has a package named `kernels`, too: the error says which one was found.
     """
-    if "kernel" in name.lower() or re.fullmatch(HUGGING_FACE, name):
+    if re.fullmatch(HUGGING_FACE, name):
         said = (
             f"{name} is a part of Hugging Face's package 'kernels', but the package of "
             f"that name found here is the course's, in {folder}; run this outside of "

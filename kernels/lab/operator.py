@@ -101,10 +101,7 @@ def validate(
         raise TypeError(
             f"x must be float32, float16, bfloat16 or float64, got {x.dtype}; {advice}"
         )
-    if x.layout != torch.strided or x.is_nested:
-        layout = "a nested tensor" if x.is_nested else x.layout
-        to = "to_padded_tensor(-float('inf'))" if x.is_nested else "to_dense()"
-        raise ValueError(f"x must be strided, got {layout}; x.{to} would do")
+    _refuse_layout(x)
     if x.device.type != backend.DEVICE:
         raise ValueError(description.elsewhere(x, "x"))
     if not isinstance(dim, int) or isinstance(dim, bool):
@@ -117,6 +114,13 @@ def validate(
         )
     if address == 0 and x.numel():
         raise no_memory("x", x)
+
+
+def _refuse_layout(x: torch.Tensor) -> None:
+    if x.layout != torch.strided or x.is_nested:
+        layout = "a nested tensor" if x.is_nested else x.layout
+        to = "to_padded_tensor(-float('inf'))" if x.is_nested else "to_dense()"
+        raise ValueError(f"x must be strided, got {layout}; x.{to} would do")
 
 
 def no_memory(name: str, x: torch.Tensor) -> ValueError:
@@ -190,9 +194,10 @@ def validate_rows(
 
     Raises:
         TypeError: x is not a tensor, or not float32, float16 or bfloat16.
-        ValueError: x is not a matrix, lies on a device that kernels cannot reach here,
-            has more or longer rows than the kernel takes, or is not contiguous where
-            the kernel needs it.
+        ValueError: x is not a strided matrix, lies on a device that kernels cannot
+            reach here, has no memory, or other values there (a negative view), has more
+            or longer rows than the kernel takes, or is not contiguous where the kernel
+            needs it.
         RuntimeError: kernels are interpreted here, and the interpreter does not work
             with the NumPy that is installed.
     """
@@ -208,8 +213,16 @@ def validate_rows(
             f"x must have 2 dimensions (rows, columns), got shape {tuple(x.shape)}; "
             "x.reshape(-1, x.shape[-1]) makes a matrix of the last dimension's rows"
         )
+    _refuse_layout(x)
     if x.device.type != backend.DEVICE:
         raise ValueError(description.elsewhere(x, "x"))
+    if x.is_neg():
+        raise ValueError(
+            "x must have its values in memory, got a negative view; x.resolve_neg() "
+            "would do"
+        )
+    if x.numel() and not x.data_ptr():
+        raise no_memory("x", x)
     if max_rows is not None and x.shape[0] > max_rows:
         raise ValueError(
             f"x must have at most {max_rows} rows for this kernel, got {x.shape[0]}; "

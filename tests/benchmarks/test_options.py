@@ -1,5 +1,6 @@
 """The experiments of chapter `meta`: each option is tried, and refusals are rows."""
 
+import contextlib
 import re
 from types import SimpleNamespace
 
@@ -97,6 +98,7 @@ def test_new_autotuners_choose_for_few_rows_and_for_many(monkeypatch):
     monkeypatch.setattr(meta, "autotuned", autotuned)
     monkeypatch.setattr(clock, "require_gpu", lambda: None)
     monkeypatch.setattr(clock, "call_us", call_us)
+    monkeypatch.setattr(clock, "alone", contextlib.nullcontext)
     found = pd.DataFrame(options.first_calls([2**20], few=3, tries=2))
     assert rows == [(3, 2**20)] * 2 + [(64, 2**20)] * 2
     assert [*found["n_rows"]] == [3, 64]

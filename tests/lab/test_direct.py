@@ -367,6 +367,26 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
     assert prepared.kernel.n_launches == 1 + 7
 
 
+class Parameters:
+    """Stands in for a kernel: its parameters, and those that forgo special cases."""
+
+    def __init__(self, arg_names, do_not_specialize):
+        self.arg_names, self.do_not_specialize = arg_names, do_not_specialize
+
+
+def test_integers_of_64_bits_have_kernels_of_their_own_whatever_is_general():
+    def key(n_cols, general):
+        names = "output_ptr", "input_ptr", "n_cols"
+        kernel = Parameters(names, general)
+        pointers = launch.Pointer(torch.float32), launch.Pointer(torch.float32)
+        # The key holds the kernel, which is another one each time.
+        return direct.key_of(launch.Launch(kernel, (3,), (n_cols,), {}, pointers))[1:]
+
+    assert key(5, ["n_cols"]) == key(16, ["n_cols"]) == key(1, ["n_cols"])
+    assert key(5, ["n_cols"]) != key(2**31, ["n_cols"])
+    assert len({key(n, []) for n in (1, 5, 16, 2**31)}) == 4
+
+
 @pytest.mark.gpu
 def test_this_triton_launches_as_expected(monkeypatch):
     monkeypatch.undo()
