@@ -60,7 +60,7 @@ def pointer(dtype: torch.dtype, aligned: bool = True) -> Pointer:
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
-    return Pointer(dtype, 0 if aligned else 1)
+    return Pointer(dtype, aligned)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def fits(*tensors: torch.Tensor) -> bool:
         and x.numel() > 0
         and x.stride(1) == 1
         and x.stride(0) * x.element_size() % ALIGNED == 0
-        and x.data_ptr() % ALIGNED == 0
+        and pointer_to(x).aligned
         for x in tensors
     )
 

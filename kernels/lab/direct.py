@@ -29,6 +29,7 @@ import functools
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ from torch.autograd import forward_ad
 from triton import knobs
 
 from kernels.lab import words
-from kernels.lab.launch import Launch, Pointer
+from kernels.lab.launch import Launch
 
 
 class CachedLaunch:
@@ -133,10 +134,21 @@ def launch_replayed(
     mode of the thread allows it: that memory is not the graph's.
     """
     pairs = zip(launch.pointers, addresses, strict=True)
-    tensors = [Pointer(pointer.dtype, address) for pointer, address in pairs]
+    tensors = [Address(pointer.dtype, address) for pointer, address in pairs]
     run = launch.kernel[launch.grid]
     with relaxed():
         _replayed.add(run(*tensors, words, None, *launch.scalars, **launch.constants))
+
+
+@dataclass(frozen=True)
+class Address:
+    """What Triton takes for a tensor."""
+
+    dtype: torch.dtype
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
 
 
 @contextlib.contextmanager

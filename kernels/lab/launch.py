@@ -18,19 +18,19 @@ from kernels.lab import backend
 
 @dataclass(frozen=True)
 class Pointer:
-    """Stands for a tensor: where nothing is run, or where only its address is known."""
+    """What the compiler sees of a tensor, for which it stands where nothing is run."""
 
     dtype: torch.dtype
-    address: int = 0  # where nothing is run, 0 if a multiple of 16 bytes, else 1
+    aligned: bool = True  # whether the address is a multiple of 16 bytes
 
     def data_ptr(self) -> int:
-        """The address, as of a tensor; Triton asks for it and for the dtype."""
-        return self.address
+        """An address with the tensor's alignment, which is all that Triton looks at."""
+        return 0 if self.aligned else 1
 
 
 def pointer_to(tensor: torch.Tensor) -> Pointer:
     """Returns what the compiler sees of a tensor, which may be on any device."""
-    return _pointer(tensor.dtype, 1 if tensor.data_ptr() % 16 else 0)
+    return _pointer(tensor.dtype, tensor.data_ptr() % 16 == 0)
 
 
 _pointer = functools.cache(Pointer)

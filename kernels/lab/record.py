@@ -170,8 +170,7 @@ def sweep(
     `notebooks/recorded/<gpu>/<stem>.csv`; with COURSE_RECORD=1 they are written there,
     in the place of rows with the same `KEY`.
 
-    By the clock "host", all providers are measured in a case, then all again, in turns
-    (`clock.TURNS`), and a row has the medians over the turns.
+    By the clock "host", providers take turns, and a row has the medians over turns.
 
     These are absent from the result, and a printed line says so: a provider that raises
     in a case; a case that does not fit the GPU's memory; an `OptionalProvider` that is
@@ -208,17 +207,9 @@ def sweep(
     path, rows = _readable(stem), _frame([])
     if measuring:
         path, turns = _own(stem), [{} for _ in range(clocks.turns(clock))]
-        for case in wanted:
-            present = here
-            for measured in turns:
-                _measure_case(present, case, clock, makers, verify, measured)
-                us = {name: measured[_key(name, case, clock)][1] for name in present}
-                present = {name: here[name] for name in us if not math.isnan(us[name])}
-                if not present:
-                    break
-        keys = turns[0]
-        taken = {key: [turn[key] for turn in turns if key in turn] for key in keys}
-        times = {key: clocks.medians(taken[key]) for key in keys}
+        for case, measured in itertools.product(wanted, turns):
+            _measure_case(here, case, clock, makers, verify, measured)
+        times = {key: clocks.medians(turn[key] for turn in turns) for key in turns[0]}
         rows = _frame((*key, *us, *_provenance().values()) for key, us in times.items())
         if _recording():
             _merge_into(path, rows)

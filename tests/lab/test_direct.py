@@ -356,7 +356,7 @@ def test_a_cached_launch_is_direct_from_the_second_call_on(with_words, monkeypat
         {"constants": other.constants | {"BLOCK": 32}},
         {
             "pointers": (
-                launch.Pointer(torch.float32, 1),
+                launch.Pointer(torch.float32, aligned=False),
                 *other.pointers[1:],
             )
         },

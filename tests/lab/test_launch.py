@@ -119,9 +119,8 @@ def test_pointers_know_dtype_and_alignment(device):
     for dtype, offset in itertools.product(backend.DTYPES, range(17)):
         x = torch.empty(64, dtype=dtype, device=device)[offset:]
         pointer = launch.pointer_to(x)
-        is_aligned = offset * dtype.itemsize % 16 == 0
-        assert pointer == Pointer(dtype, 0 if is_aligned else 1)
-        assert (pointer.data_ptr() % 16 == 0) == is_aligned
+        assert pointer == Pointer(dtype, aligned=offset * dtype.itemsize % 16 == 0)
+        assert (pointer.data_ptr() % 16 == 0) == pointer.aligned
 
 
 def test_a_launch_on_meta_tensors_is_that_on_real_ones():
