@@ -27,7 +27,7 @@
 BASE_PYTHON ?= python3
 PY := $(or $(PYTHON),.venv/bin/python)
 SUPPORTED := import sys; sys.exit(sys.version_info < (3, 11))
-PAIRS ?= 2.11+3.6.0 2.13+3.7.1 2.13+3.9.0
+PAIRS ?= 2.10+3.6.0 2.11+3.6.0 2.13+3.7.1 2.13+3.9.0 2.15+3.9.0
 
 # An environment of the learner's own needs only what the target uses: groups of
 # pyproject.toml, or packages.

@@ -57,7 +57,7 @@ def scripted(function: Softmax) -> torch.jit.ScriptFunction:
     """
     with warnings.catch_warnings():
         # TorchScript is deprecated; the course shows it as history.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")
         return torch.jit.script(function)
 
 

@@ -3,7 +3,9 @@
 1. Installs the packages that the course needs and this Python lacks, in the ranges of
    requirements.txt. PyTorch and Triton are never installed or replaced: on Colab and
    Kaggle they fit the GPU's driver, and a running notebook cannot exchange them.
-2. Puts the course's folder first on `sys.path`, before other packages named `kernels`
+2. Hides a warning of PyTorch 2.15 about PyTorch itself: its forward derivatives use
+   TorchScript, which it deprecates.
+3. Puts the course's folder first on `sys.path`, before other packages named `kernels`
    (Hugging Face publishes one). A package of that name that is imported already is
    forgotten, so that the next import finds the course's.
 
@@ -16,6 +18,7 @@ import importlib
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +82,8 @@ def main() -> None:
             f"the course needs Python 3.11 or newer, got {sys.version.split()[0]}"
         )
     install_what_is_missing()
+    deprecated = "`torch.jit.script` is deprecated"
+    warnings.filterwarnings("ignore", deprecated, FutureWarning)
     find_the_course_first()
 
 

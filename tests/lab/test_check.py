@@ -338,7 +338,7 @@ def test_summary_names_the_function():
 
     assert named(functools.partial(row_softmax, flaw="in place")) == "row_softmax"
     assert named(Module()) == "Module"
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns((DeprecationWarning, FutureWarning)):
         assert named(torch.jit.script(increment)) == "increment"
 
 
