@@ -155,6 +155,17 @@ def execute(
     return code
 
 
+def environment(commit: str, outside: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of all tasks of a record.
+
+    Their cache of compiled kernels is this folder's. A kernel that was compiled in
+    another folder would name that folder in messages that pages show.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), outside.get("PYTHONPATH")]))
+    ours = {"COURSE_RECORD": "1", "COURSE_COMMIT": commit, "PYTHONPATH": path}
+    return {**outside, **ours, "TRITON_CACHE_DIR": str(ROOT / "_build" / "triton")}
+
+
 def lacking(allowed: Iterable[str]) -> list[str]:
     """The benchmark's peers that are neither found here nor allowed to be missing."""
     from benchmarks import fastest, peers
@@ -185,13 +196,9 @@ def main() -> int:
             file.unlink()
     every = range(torch.cuda.device_count())
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, every)))
-    env = os.environ | {"COURSE_RECORD": "1", "COURSE_COMMIT": commit}
-    env["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
     pages = [path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb")]
     todo = tasks(pages)
-    left = run(todo, shown.split(","), logs, args.minutes, env)
+    left = run(todo, shown.split(","), logs, args.minutes, environment(commit))
     if left:
         print(f"left: {', '.join(task.name for task in left)}; see {logs}")
         return 1

@@ -13,10 +13,9 @@ calls it.
 Both have the provider `stream`: `torch.add` of the two matrices, which reads two values
 and writes one for each, as the ideal gradient does.
 
-The gradient's share of the stream falls from about 100,000 columns on, most in 16 bits,
-and at lengths that fill their last part badly it is lower than at the recorded ones.
-Tried for these on an H200, and no faster: parts of 16 and 32 KiB by 4 and 8 warps, 80
-to 168 registers, and loading the edges after the body in place of before it.
+Rows that programs share reach less of the stream than most others (`gradient.csv`), and
+at some lengths that are not recorded, less still. Tried for them on an H200, and no
+faster: parts of 32 KiB by 4 and 8 warps, and loading edges after the body.
 
 Weighed: calling each library's kernel for the gradient directly. Their signatures
 differ from version to version, and autograd's own time is the host's, which the clock

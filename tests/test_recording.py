@@ -115,3 +115,16 @@ def test_a_peer_that_is_not_found_is_named(recording, monkeypatch):
     monkeypatch.setattr(fastest, "providers", lambda: here)
     assert recording.lacking([]) == ["liger", "quack"]
     assert recording.lacking(["quack"]) == ["liger"]
+
+
+def test_tasks_find_no_kernel_that_another_folder_compiled(recording):
+    outside = {"TRITON_CACHE_DIR": "/elsewhere", "PYTHONPATH": "/site", "HOME": "/home"}
+    found = recording.environment("abc1234", outside)
+    assert Path(found.pop("TRITON_CACHE_DIR")).is_relative_to(ROOT / "_build")
+    assert found == {
+        "HOME": "/home",
+        "PYTHONPATH": f"{ROOT}:/site",
+        "COURSE_RECORD": "1",
+        "COURSE_COMMIT": "abc1234",
+    }
+    assert recording.environment("abc1234", {})["PYTHONPATH"] == str(ROOT)
