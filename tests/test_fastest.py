@@ -332,10 +332,12 @@ def test_a_graph_is_captured_and_replayed(name, with_out):
     x = one_of(name)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     how = {"out": out} if with_out else {}
-    fastest.softmax(x, **how)  # compiles
+    first = fastest.softmax(x, **how).clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = fastest.softmax(x, **how)
+    graph.replay()
+    assert torch.equal(y, first)
     for seed in range(1, 5):
         x.copy_(one_of(name, seed))
         y.fill_(7)

@@ -1,6 +1,8 @@
 """Kernels whose programs share a row count the replays of a call that a graph holds."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -81,3 +83,37 @@ def test_only_a_replay_counts(kind, gpu):
 def test_with_the_same_tag_they_would(kind):
     with pytest.raises(AssertionError):
         replay(kind, 1, times=100)  # on a GPU, not every time
+
+
+CAPTURE = """
+import sys
+
+import torch
+
+from kernels import softmax
+
+is_known = sys.argv[1] == "known"
+modes = zip(("global", "thread_local", "relaxed"), ("float32", "float16", "bfloat16"))
+for mode, dtype in modes:  # each dtype has kernels of its own
+    x = torch.randn(4, 50_257, device="cuda", dtype=getattr(torch, dtype))
+    if is_known:
+        softmax(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        y = softmax(x)
+    for _ in range(3):
+        x.normal_()
+        graph.replay()
+        right = torch.softmax(x.double(), 1)
+        torch.testing.assert_close(y.double(), right, rtol=1e-2, atol=1e-6)
+print("right")
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["known", "new"])
+def test_a_kernel_is_loaded_while_a_graph_is_captured(form):
+    """In a process that has loaded none."""
+    command = [sys.executable, "-c", CAPTURE, form]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=backend.ROOT)
+    assert ran.stdout == "right\n", ran.stderr

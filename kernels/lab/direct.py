@@ -36,7 +36,7 @@ import torch
 from torch.autograd import forward_ad
 from triton import knobs
 
-from kernels.lab import words
+from kernels.lab import backend, words
 from kernels.lab.launch import Launch
 
 
@@ -112,7 +112,8 @@ def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> b
     compiled = _compiled.get(key)
     is_new = compiled is None
     if is_new:
-        compiled = cached.launch(*tensors)
+        with relaxed():
+            compiled = cached.launch(*tensors)
         if compiled is None:
             return True
         _compiled[key] = compiled
@@ -129,9 +130,7 @@ def launch_replayed(
 ) -> None:
     """Launches what a graph replays: the kernel that counts the replays itself.
 
-    Triton compiles it and loads it where it is launched for the first time. While a
-    graph is captured, CUDA forbids to load a kernel, as it may need memory. The relaxed
-    mode of the thread allows it: that memory is not the graph's.
+    Triton compiles it and loads it where it is launched for the first time.
     """
     pairs = zip(launch.pointers, addresses, strict=True)
     tensors = [Address(pointer.dtype, address) for pointer, address in pairs]
@@ -153,7 +152,13 @@ class Address:
 
 @contextlib.contextmanager
 def relaxed() -> Iterator[None]:
-    """Lets this thread make calls that CUDA forbids while a graph is captured."""
+    """Lets this thread load kernels while it captures a graph.
+
+    CUDA forbids it otherwise, as a kernel may need memory, which is not the graph's.
+    """
+    if backend.INTERPRETED or not torch.cuda.is_current_stream_capturing():
+        yield
+        return
     mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
     driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     exchange = driver.cuThreadExchangeStreamCaptureMode

@@ -201,11 +201,13 @@ def test_calls_after_the_first_are_right_too():
 @pytest.mark.parametrize("n_cols", [33, 50_257])
 def test_is_captured_by_a_graph(n_cols):
     g, y = inputs(3, n_cols)
-    softmax_backward(g, y)
+    first = softmax_backward(g, y)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         x = softmax_backward(g, y)
+    graph.replay()
+    assert torch.equal(x, first)
     g.copy_(matrix(3, n_cols, seed=9))
     for _ in range(3):
         graph.replay()

@@ -185,6 +185,8 @@ def test_what_a_graph_replays_is_another_kernel(monkeypatch):
 
     driver = types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
     monkeypatch.setattr(direct.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(direct.backend, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     kernel, words = Noting(modes), torch.zeros(6, dtype=torch.int64)
     pointers = launch.Pointer(torch.float32), launch.Pointer(torch.bfloat16)
     made = launch.Launch(kernel, (3, 2), (7, 8), {"BLOCK": 64}, pointers, n_words=6)
@@ -209,6 +211,13 @@ def test_what_a_graph_replays_is_another_kernel(monkeypatch):
         (torch.bfloat16, 32),
     ]
     assert args[2] is words and args[3:] == (None, 7, 8)
+    kernel.launches = None  # the next launch fails
+    with pytest.raises(AttributeError):
+        direct.launch_replayed(made, (16, 32), words)
+    assert modes[-1] == 0
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with direct.relaxed():
+        assert modes[-1] == 0
 
 
 @pytest.mark.parametrize("change", [scratch, arguments_first, no_c_function, two_calls])

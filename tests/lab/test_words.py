@@ -347,6 +347,23 @@ def test_compiled_in_every_mode(shape, mode, forgotten):
 
 
 @pytest.mark.gpu
+def test_compiled_functions_in_turn(forgotten):
+    """Their graphs are a tree: which one follows another is found out at each call."""
+    torch.compiler.reset()
+    doubled = torch.compile(lambda x: softmax(x) * 2, mode="reduce-overhead")
+    again = torch.compile(lambda x: softmax(softmax(x)), mode="reduce-overhead")
+    for seed in range(12):
+        x = matrix(*SHARED[seed % 3], seed=seed)
+        torch.compiler.cudagraph_mark_step_begin()
+        y = doubled(x)
+        if seed % 2:
+            y = again(y)
+            assert_right(y, cooperative.softmax(2 * cooperative.softmax(x)))
+        else:
+            assert_right(y / 2, x)
+
+
+@pytest.mark.gpu
 def test_graphs_side_by_side(forgotten):
     calls = []
     for seed, shape in enumerate(SHARED):
