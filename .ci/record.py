@@ -2,9 +2,9 @@
 
     python .ci/record.py [--minutes 60] [--missing liger ...]
 
-The record is what all notebooks, the benchmark, the control of the flush and the figure
-of the ladder measure. Each of these is a task, and has a GPU of its own while it runs.
-The host's times come last, when nothing else runs.
+The record is what all notebooks, the benchmark, its controls (`classes`, `flush`) and
+the figure of the ladder measure. Each of these is a task, and has a GPU of its own
+while it runs. The host's times come last, when nothing else runs.
 
 When the minutes are over, running tasks are stopped, and the command says what is left.
 At the same commit, the next run goes on with that. A task's output is in
@@ -60,7 +60,7 @@ def tasks(pages: Iterable[str]) -> list[Task]:
     """
     pages = sorted(pages, key=lambda stem: (stem not in LONG, stem))
     first = [Task("benchmark", (*PYTHON, "benchmarks.fastest", *REGIONS))]
-    first += [Task("flush", (*PYTHON, "benchmarks.flush"))]
+    first += [Task(n, (*PYTHON, f"benchmarks.{n}")) for n in ("classes", "flush")]
     for stem in pages:
         command = (*EXECUTE, f"notebooks/{stem}.ipynb")
         first.append(Task(stem, command, AFTER.get(stem, ())))

@@ -11,7 +11,7 @@ print(choices.judge(fastest.choose, measured))
 import math
 import random
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 import torch
@@ -35,17 +35,20 @@ GOOD = 1.03
 SEED = 18  # seeds whose matrices the rule was read off: 101, 102, 301, 302
 
 
-def draw(n: int, least: int, most: int, seed: int) -> tuple[Case, ...]:
+def draw(
+    n: int, least: int, most: int, seed: int, sizes: tuple[int, int] = (2**23, 2**28)
+) -> tuple[Case, ...]:
     """n matrices drawn at random, the same for the same seed.
 
-    Rows have `least` to `most` bytes, matrices 8 to 256 MiB, both evenly by their
-    logarithm. Half of the lengths are divisible by 8. A third of the inputs is `apart`.
+    Rows have `least` to `most` bytes and matrices `sizes`, 8 to 256 MiB by default, all
+    evenly by their logarithm. Half of the lengths are divisible by 8. A third of the
+    inputs is `apart`.
     """
     generator, cases = random.Random(seed), []
     for _ in range(n):
         dtype = generator.choice((torch.float32, torch.float16, torch.bfloat16))
         row_bytes = math.exp(generator.uniform(math.log(least), math.log(most)))
-        n_bytes = math.exp(generator.uniform(math.log(2**23), math.log(2**28)))
+        n_bytes = math.exp(generator.uniform(*map(math.log, sizes)))
         step = generator.choice((1, 8))
         n_cols = int(row_bytes / dtype.itemsize) // step * step
         n_rows = max(1, int(n_bytes / (n_cols * dtype.itemsize)))
@@ -57,22 +60,25 @@ def draw(n: int, least: int, most: int, seed: int) -> tuple[Case, ...]:
 CASES = draw(16, 2**13, 2**17, SEED) + draw(16, 2**11, 2**24, SEED + 1)
 """Half of them where the choice is hard, half of all lengths."""
 
+SMALL = draw(16, 2**7, 2**20, SEED + 2, sizes=(2**12, 2**23))
+"""Below 8 MiB, of which many have short rows, or few."""
+
 
 def apart(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:
     """A matrix whose rows lie 3 elements apart, so that they start anywhere."""
     return record.random(dtype, n_rows, n_cols + 3)[:, :n_cols]
 
 
-def sweep() -> pd.DataFrame:
-    """Times each of KERNELS at each of CASES that it takes."""
+def sweep(cases: Sequence[Case] = CASES) -> pd.DataFrame:
+    """Times each of KERNELS at each of the matrices that it takes."""
     how = {"inputs": {"apart": apart}, "verify": peers.verify}
-    takers = [tuple(name for name in KERNELS if takes(name, case)) for case in CASES]
+    takers = [tuple(name for name in KERNELS if takes(name, case)) for case in cases]
     frames = []
     for names in dict.fromkeys(takers):
-        pairs = zip(CASES, takers, strict=True)
-        cases = [case for case, its in pairs if its == names]
+        pairs = zip(cases, takers, strict=True)
+        its_cases = [case for case, its in pairs if its == names]
         providers = {name: KERNELS[name] for name in names}
-        frames.append(record.sweep("fastest_choices", providers, cases, **how))
+        frames.append(record.sweep("fastest_choices", providers, its_cases, **how))
     return record.concat(frames)
 
 

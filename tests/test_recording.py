@@ -97,7 +97,8 @@ def test_when_the_minutes_are_over_a_task_is_stopped(recording, task, tmp_path):
 def test_the_plan_has_every_notebook_and_every_region_once(recording):
     todo = recording.tasks(PAGES)
     names = [each.name for each in todo]
-    assert sorted(names) == sorted([*PAGES, "benchmark", "flush", "ladder", "host"])
+    others = ["benchmark", "classes", "flush", "ladder", "host"]
+    assert sorted(names) == sorted([*PAGES, *others])
     by_name = {each.name: each for each in todo}
     assert {*by_name["benchmark"].command[3:]} == {*regions.BY_NAME}
     for stem in PAGES:

@@ -13,6 +13,7 @@ OF_SLICES = {
     for case in choices.CASES
     if case.input == "apart" and case.dtype != torch.float32 and case.n_cols <= 2**16
 }
+EVERY = choices.CASES + choices.SMALL
 WANTED = [(case, name) for case in choices.CASES for name in choices.KERNELS]
 
 
@@ -35,14 +36,23 @@ def test_the_matrices_of_the_record_are_those_that_are_drawn():
     recorded = record.recorded("fastest_choices", "nvidia-h200")
     names = recorded.loc[recorded["provider"] != "copy", list(regions.CASE)]
     assert {*names.itertuples(index=False, name=None)} == {
-        regions.key(case) for case in choices.CASES
+        regions.key(case) for case in EVERY
     }
-    assert len(set(choices.CASES)) == len(choices.CASES) == 32
+    assert len(set(EVERY)) == len(EVERY) == 48
 
 
 def test_no_matrix_is_one_of_the_benchmark():
     lengths = {case.n_cols for region in regions.REGIONS for case in region.cases}
-    assert not lengths & {case.n_cols for case in choices.CASES}
+    assert not lengths & {case.n_cols for case in EVERY}
+
+
+def test_small_matrices_have_few_rows_or_short_ones():
+    sizes = [case.n_rows * case.n_cols * case.dtype.itemsize for case in choices.SMALL]
+    assert min(sizes) < 2**15 and 2**22 < max(sizes) <= 2**23
+    assert sum(size < 500_000 for size in sizes) >= 5  # "under 1 MB", as regions count
+    assert sum(case.n_rows <= 32 and case.n_cols > 20_000 for case in choices.SMALL) > 3
+    assert sum(case.n_cols * case.dtype.itemsize < 1024 for case in choices.SMALL) > 3
+    assert {case.input for case in choices.SMALL} == {"contiguous", "apart"}
 
 
 def test_each_kernel_is_timed_at_every_matrix_that_it_takes(monkeypatch):
@@ -64,7 +74,7 @@ def test_each_kernel_is_timed_at_every_matrix_that_it_takes(monkeypatch):
     assert len({*both}) == len(both)
 
 
-@pytest.mark.parametrize("case", choices.CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_a_rule_is_told_of_the_matrix_that_is_timed(case):
     x = torch.empty(3, case.n_cols + 3 * (case.input == "apart"), dtype=case.dtype)
     x, y = x[:, : case.n_cols], torch.empty(3, case.n_cols, dtype=case.dtype)

@@ -1,0 +1,89 @@
+"""The control of shared kernels: which kernels a shape has alone, and the record."""
+
+import pytest
+import torch
+
+from benchmarks import classes
+from kernels import cooperative, fastest, tiled, unaligned
+from kernels.lab import compile, record
+from kernels.lab.launch import power_of_2
+from kernels.lab.record import Case
+from tests.helpers import assert_right
+
+LENGTHS = (  # two lengths whose rows share a kernel of the chapter
+    (tiled, 100, 104, torch.float32),
+    (unaligned, 1601, 1603, torch.bfloat16),
+    (cooperative, 100_000, 100_008, torch.float32),
+)
+
+
+def launches(chapter, n_cols, dtype):
+    x = torch.empty(64, n_cols, dtype=dtype, device="meta")
+    shared = chapter.launch_for(torch.empty_like(x), x)
+    return shared, classes.of_its_own(shared)
+
+
+@pytest.mark.parametrize("chapter, n, other, dtype", LENGTHS)
+def test_a_kernel_of_its_own_serves_one_length(chapter, n, other, dtype):
+    shared, own = map(compile.aot, launches(chapter, n, dtype))
+    shared_too, own_too = map(compile.aot, launches(chapter, other, dtype))
+    assert shared.key == shared_too.key
+    assert len({shared.key, own.key, own_too.key}) == 3
+    assert own.name == shared.name
+
+
+def test_the_kernel_itself_stays_as_it_is():
+    before = dict(tiled.softmax_kernel.fn.__annotations__)
+    made = classes.with_constants(tiled.softmax_kernel)
+    assert made.fn is not tiled.softmax_kernel.fn
+    assert tiled.softmax_kernel.fn.__annotations__ == before
+    assert {*made.fn.__annotations__} - {*before} == {
+        *("output_row_stride", "input_row_stride", "n_rows", "n_cols")
+    }
+
+
+def test_the_tag_is_no_constant():
+    made = classes.with_constants(cooperative.softmax_kernel)
+    assert "tag" not in made.fn.__annotations__
+
+
+@pytest.mark.parametrize("n", classes.BETWEEN)
+def test_few_rows_of_these_lengths_share_a_configuration(n):
+    assert power_of_2(n) > 1.02 * n
+
+
+def test_the_record_has_every_matrix():
+    recorded = record.recorded("fastest_classes", "nvidia-h200")
+    names = recorded[["dtype", "n_rows", "n_cols"]].itertuples(index=False, name=None)
+    cases = [
+        (str(case.dtype).removeprefix("torch."), case.n_rows, case.n_cols)
+        for case in classes.CASES
+    ]
+    assert [*names] == cases and len({*cases}) == len(cases)
+
+
+def test_without_a_gpu_nothing_is_timed(monkeypatch):
+    monkeypatch.setenv("COURSE_MEASURE", "recorded")
+    with pytest.raises(RuntimeError, match="nothing can be timed"):
+        classes.times()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n_cols", [100, 1601, 3000, 65_536, 50_257])
+def test_both_are_right(n_cols):
+    case = Case(torch.bfloat16, 64, n_cols)
+    x = record.random(*case[:3])
+    for call in classes.calls(case).values():
+        assert_right(call(x), x)
+        assert_right(call(x + 1), x + 1)
+
+
+@pytest.mark.gpu
+def test_both_are_timed():
+    case = Case(torch.float32, 64, 3000)
+    (row,) = classes.times([case])
+    assert [*row.values()][:3] == ["float32", 64, 3000]
+    assert 1 < row["shared_us"] < 100 and 1 < row["own_us"] < 100
+    x = torch.empty(64, 3000, device="cuda")
+    prepared = fastest.prepare(torch.empty_like(x), x, 1).launch
+    assert prepared.constants["BLOCK_COLS"] == 4096
