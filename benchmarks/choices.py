@@ -173,8 +173,9 @@ def _judgement(rule: Rule, measured: pd.DataFrame, name: str) -> str:
 
 def _words(case: tuple[str, int, int, str]) -> str:
     dtype, n_rows, n_cols, input = case
-    size = getattr(torch, dtype).itemsize
-    rows = f"{n_rows} rows of {n_cols * size / 1024:.0f} KiB"
+    size = n_cols * getattr(torch, dtype).itemsize
+    length = f"{size / 1024:.0f} KiB" if size >= 4096 else f"{size} bytes"
+    rows = f"{n_rows} rows of {length}"
     return f"{rows} ({dtype}{', apart' if input == 'apart' else ''})"
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import classes
+from benchmarks import classes, regions
 from kernels import cooperative, fastest, tiled, unaligned
 from kernels.lab import compile, record
 from kernels.lab.launch import power_of_2
@@ -32,6 +32,11 @@ def test_a_kernel_of_its_own_serves_one_length(chapter, n, other, dtype):
     assert own.name == shared.name
 
 
+def test_with_constants_registers_may_be_spilled():
+    shared, own = map(compile.aot, launches(cooperative, 2**20, torch.bfloat16))
+    assert shared.spills + 200 < own.spills
+
+
 def test_the_kernel_itself_stays_as_it_is():
     before = dict(tiled.softmax_kernel.fn.__annotations__)
     made = classes.with_constants(tiled.softmax_kernel)
@@ -52,14 +57,22 @@ def test_few_rows_of_these_lengths_share_a_configuration(n):
     assert power_of_2(n) > 1.02 * n
 
 
-def test_the_record_has_every_matrix():
+def test_the_record_says_what_sharing_costs():
+    """Little, and constants cost more where the compiler then spills registers."""
     recorded = record.recorded("fastest_classes", "nvidia-h200")
-    names = recorded[["dtype", "n_rows", "n_cols"]].itertuples(index=False, name=None)
-    cases = [
-        (str(case.dtype).removeprefix("torch."), case.n_rows, case.n_cols)
-        for case in classes.CASES
-    ]
-    assert [*names] == cases and len({*cases}) == len(cases)
+    recorded = recorded.set_index(["dtype", "n_rows", "n_cols"])
+    assert {*recorded.index} == {regions.key(case)[:3] for case in classes.CASES}
+    ratio = recorded["shared_us"] / recorded["own_us"]
+    assert (ratio <= 1).sum() == 31 and len(ratio) == 62
+    assert ratio.max() < 1.0515
+    its = ratio.index.isin(named(*regions.BY_NAME))
+    assert ratio[its].max() < 1.0235
+    assert sorted(ratio)[2] < 0.6
+
+
+def named(*names):
+    cases = [case for name in names for case in regions.BY_NAME[name].cases]
+    return [regions.key(case)[:3] for case in cases]
 
 
 def test_without_a_gpu_nothing_is_timed(monkeypatch):
