@@ -91,21 +91,27 @@ import sys
 import torch
 
 from kernels import softmax
+from kernels.gradient import softmax_backward
 
 is_known = sys.argv[1] == "known"
 modes = zip(("global", "thread_local", "relaxed"), ("float32", "float16", "bfloat16"))
 for mode, dtype in modes:  # each dtype has kernels of its own
     x = torch.randn(4, 50_257, device="cuda", dtype=getattr(torch, dtype))
+    g = torch.rand_like(x)
     if is_known:
-        softmax(x)
+        softmax_backward(g, softmax(x))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode=mode):
         y = softmax(x)
+        dx = softmax_backward(g, y)
     for _ in range(3):
         x.normal_()
         graph.replay()
         right = torch.softmax(x.double(), 1)
         torch.testing.assert_close(y.double(), right, rtol=1e-2, atol=1e-6)
+        inner = (g.double() * right).sum(1, keepdim=True)
+        right = right * (g.double() - inner)
+        torch.testing.assert_close(dx.double(), right, rtol=2e-2, atol=1e-6)
 print("right")
 """
 

@@ -108,16 +108,21 @@ def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> b
     Returns:
         Whether that took a launch on the tensors, because only Triton could find it.
     """
-    key = tensors[-1].get_device(), key_of(cached.launch)
+    n_words, device = cached.launch.n_words, tensors[-1].device
+    key = device.index, key_of(cached.launch)
     compiled = _compiled.get(key)
     is_new = compiled is None
     if is_new:
+        its = words.of_room(n_words, device) if n_words else None
+        if its is not None:  # the call is captured: find the kernel at another one
+            addresses = tuple(tensor.data_ptr() for tensor in tensors)
+            launch_replayed(cached.launch, addresses, its)
+            return True
         with relaxed():
             compiled = cached.launch(*tensors)
         if compiled is None:
             return True
         _compiled[key] = compiled
-    n_words, device = cached.launch.n_words, tensors[-1].device
     take = words.taker(n_words, device) if n_words else None
     shared = take, functools.partial(launch_replayed, cached.launch)
     cached.direct = bind(compiled, cached.grid, len(tensors), cached.rest, *shared)

@@ -77,8 +77,7 @@ def taker(
 
     def take_on(stream: int) -> tuple[torch.Tensor, int | None]:
         if _is_capturing():
-            room = _rooms.get(index)
-            words = None if room is None else room.take(n_words)
+            words = of_room(n_words, device)
             return take(n_words, device) if words is None else (words, None)
         key = index, stream, threading.get_ident() if stream == PER_THREAD else 0
         if (found := _streams.get(key)) is None:
@@ -88,6 +87,17 @@ def taker(
         return found.take(n_words, device)
 
     return take_on
+
+
+def of_room(n_words: int, device: torch.device) -> torch.Tensor | None:
+    """Words for a call that is captured, from the device's room.
+
+    None if there is no room, or if nothing is captured.
+    """
+    if backend.INTERPRETED or not _is_capturing():
+        return None
+    room = _rooms.get(device.index)
+    return None if room is None else room.take(n_words)
 
 
 # What torch.cuda calls, without the Python around it; absent where there is no CUDA.

@@ -63,7 +63,7 @@ def test_the_record_says_what_sharing_costs():
     recorded = recorded.set_index(["dtype", "n_rows", "n_cols"])
     assert {*recorded.index} == {regions.key(case)[:3] for case in classes.CASES}
     ratio = recorded["shared_us"] / recorded["own_us"]
-    assert (ratio <= 1).sum() == 31 and len(ratio) == 62
+    assert 0.45 < (ratio <= 1).mean() < 0.55
     assert ratio.max() < 1.0515
     its = ratio.index.isin(named(*regions.BY_NAME))
     assert ratio[its].max() < 1.0235

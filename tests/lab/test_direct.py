@@ -220,6 +220,28 @@ def test_what_a_graph_replays_is_another_kernel(monkeypatch):
         assert modes[-1] == 0
 
 
+def test_a_captured_first_call_finds_no_kernel_for_later_calls(monkeypatch):
+    """It launches what is replayed, with words of the room."""
+    kernel, room = Noting([0]), [torch.ones(6, dtype=torch.int64)]
+    kernel.arg_names = ["output_ptr", "input_ptr", "words_ptr", "tag", "n_cols"]
+    monkeypatch.setattr(direct, "_compiled", {})
+    monkeypatch.setattr(direct.words, "of_room", lambda n_words, device: room[0])
+    x, y = torch.zeros(2, 3), torch.zeros(2, 3)
+    pointers = launch.pointer_to(y), launch.pointer_to(x)
+    made = launch.Launch(kernel, (3,), (7,), {"BLOCK": 64}, pointers, n_words=6)
+    cached = direct.CachedLaunch(made)
+    for _ in range(2):
+        cached(y, x)
+    assert cached.compiled is None and direct._compiled == {}
+    for grid, args, constants, _ in kernel.launches:
+        assert [each.data_ptr() for each in args[:2]] == [y.data_ptr(), x.data_ptr()]
+        assert (grid, args[2], args[3:]) == ((3,), room[0], (None, 7))
+        assert constants == {"BLOCK": 64}
+    room[0] = None  # no room, or nothing is captured: Triton is asked, with a tag
+    cached(y, x)
+    assert len(kernel.launches) == 3 and kernel.launches[2][1][3] == 1
+
+
 @pytest.mark.parametrize("change", [scratch, arguments_first, no_c_function, two_calls])
 def test_an_unknown_launcher_is_left_to_triton(change):
     launcher = type("Another", (FlatLauncher,), {})()

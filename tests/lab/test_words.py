@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels import cooperative, softmax
-from kernels.lab import backend, words
+from kernels import cooperative, fastest, operator, softmax
+from kernels.lab import backend, direct, words
 from kernels.lab.words import LAST_TAG, StreamWords
 from tests.helpers import assert_right, matrix
 
@@ -226,6 +226,17 @@ def test_a_captured_call_has_words_for_itself_for_good(cuda):
     assert words.take(4, CPU)[0] is kept
 
 
+def test_only_a_captured_call_gets_words_of_the_room(cuda):
+    words.take(4, CPU)  # makes the room
+    assert words.of_room(16, CPU) is None
+    cuda.capturing = True
+    first, second = words.of_room(16, CPU), words.of_room(16, CPU)
+    assert len(first) == len(second) == 16
+    assert second.data_ptr() - first.data_ptr() == 256
+    assert words.of_room(128, CPU) is None  # not so many are left
+    assert words.of_room(16, torch.device("cuda", 1)) is None
+
+
 def test_a_captured_call_without_room_has_words_of_the_graph(cuda):
     cuda.capturing = True
     assert words.taker(6, CPU)(101)[1] == 1  # there was no first call
@@ -288,12 +299,17 @@ def count_nodes(graph: torch.cuda.CUDAGraph) -> int:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", ["known", "new"])
 @pytest.mark.parametrize("with_room, n_nodes", [(True, 1), (False, 2)])
 def test_replays_are_right_and_clear_only_where_there_is_no_room(
-    with_room, n_nodes, monkeypatch
+    with_room, n_nodes, form, monkeypatch
 ):
     x = matrix(4, 2**18)
     softmax(x)  # compiles, but not what a graph replays
+    if form == "new":  # as if that had been a call of another form
+        monkeypatch.setattr(operator.rules(), "launches", {})
+        fastest.known.clear()
+        monkeypatch.setattr(direct, "_compiled", {})
     if not with_room:
         monkeypatch.setattr(words, "_rooms", {})
     graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -304,6 +320,7 @@ def test_replays_are_right_and_clear_only_where_there_is_no_room(
         x.copy_(matrix(4, 2**18, seed=seed))
         graph.replay()
         assert_right(y, x)
+    assert_right(softmax(x), x)  # not what the graph replays
 
 
 @pytest.fixture
