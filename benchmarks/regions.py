@@ -9,8 +9,8 @@ matrix of the same shape, and with the fastest peer that took the matrix. All fu
 here take the measurements as `record.recorded("fastest")` or `record.sweep` returns
 them, and use those of the clock "device".
 
-The record misses some bars (`shortfalls`). For these, the following was tried on an
-H200 and was no faster, or faster at some shapes and slower at others:
+The record misses some bars (`shortfalls`). For most of these, the following was tried
+on an H200 and was no faster, or faster at some shapes and slower at others:
 
 - 16 bits × 32768 (large, middle): 4 to 32 warps, each with several limits of registers;
   numerators kept or computed again; shared rows, also in parts of one warp.

@@ -158,6 +158,14 @@ def test_an_out_with_one_place_for_many_values_is_refused():
         fastest.softmax(x, out=out)
 
 
+@pytest.mark.parametrize("shape, strides", [((3, 0), (0, 1)), ((0, 5), (1, 0))])
+def test_an_empty_out_has_no_place_to_share(shape, strides):
+    x = tensor(*shape)
+    out = torch.empty_strided(shape, strides, device=x.device)
+    assert fastest.softmax(x, out=out) is out
+    assert fastest.softmax(out, out=out) is out
+
+
 @pytest.mark.parametrize(
     ("out", "error", "words"),
     [

@@ -145,7 +145,7 @@ def nvidia_smi(field: str) -> str:
 def _recorded() -> str:
     name = os.environ.get("COURSE_RECORDED_GPU") or "nvidia-h200"  # as in `record`
     there = (backend.ROOT / "notebooks" / "recorded" / name).is_dir()
-    return f"recorded on {name}" if there else f"not recorded on {name} yet"
+    return f"recorded on {name}" if there else f"from {name}, which has none yet"
 
 
 HUGGING_FACE = r"\w+(Repository|Properties)|Variant\w+|Benchmark|Device|Metadata|Mode"

@@ -157,7 +157,7 @@ def validate_out(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None) 
             f"out must be like x, {tuple(x.shape)} on {str(x.device)!r}, got "
             f"{tuple(out.shape)} on {str(out.device)!r}; {new}"
         )
-    if any(
+    if out.numel() and any(
         n > 1 and step == 0 for n, step in zip(out.shape, out.stride(), strict=True)
     ):
         raise ValueError(

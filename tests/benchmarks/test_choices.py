@@ -46,6 +46,16 @@ def test_no_matrix_is_one_of_the_benchmark():
     assert not lengths & {case.n_cols for case in EVERY}
 
 
+def test_small_matrices_of_the_record_are_what_page_18_says(monkeypatch):
+    monkeypatch.setenv("COURSE_MEASURE", "recorded")
+    monkeypatch.setenv("COURSE_RECORDED_GPU", "nvidia-h200")
+    table = choices.picks(fastest.choose, choices.sweep(choices.SMALL))
+    worst = table.nlargest(3, "times_as_long")
+    assert [round(100 * (n - 1)) for n in worst["times_as_long"]] == [26, 8, 6]
+    assert {*worst["chosen"]} == {"tiled"} and {*worst["fastest"]} == {"unaligned"}
+    assert table["times_as_long"].nlargest(4).iloc[3] <= choices.GOOD
+
+
 def test_small_matrices_have_few_rows_or_short_ones():
     sizes = [case.n_rows * case.n_cols * case.dtype.itemsize for case in choices.SMALL]
     assert min(sizes) < 2**15 and 2**22 < max(sizes) <= 2**23
