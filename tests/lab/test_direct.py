@@ -225,6 +225,7 @@ def test_a_captured_first_call_finds_no_kernel_for_later_calls(monkeypatch):
     kernel, room = Noting([0]), [torch.ones(6, dtype=torch.int64)]
     kernel.arg_names = ["output_ptr", "input_ptr", "words_ptr", "tag", "n_cols"]
     monkeypatch.setattr(direct, "_compiled", {})
+    monkeypatch.setattr(direct.backend, "INTERPRETED", True)  # tensors are the CPU's
     monkeypatch.setattr(direct.words, "of_room", lambda n_words, device: room[0])
     x, y = torch.zeros(2, 3), torch.zeros(2, 3)
     pointers = launch.pointer_to(y), launch.pointer_to(x)
