@@ -6,7 +6,6 @@ import torch
 from benchmarks import classes, regions
 from kernels import cooperative, fastest, tiled, unaligned
 from kernels.lab import compile, record
-from kernels.lab.launch import power_of_2
 from kernels.lab.record import Case
 from tests.helpers import assert_right
 
@@ -53,8 +52,12 @@ def test_the_tag_is_no_constant():
 
 
 @pytest.mark.parametrize("n", classes.BETWEEN)
-def test_few_rows_of_these_lengths_share_a_configuration(n):
-    assert power_of_2(n) > 1.02 * n
+def test_few_rows_of_these_lengths_share_a_kernel_with_others(n):
+    for dtype in (torch.float32, torch.bfloat16):
+        two = [torch.empty(64, cols, dtype=dtype, device="meta") for cols in (n, n + 8)]
+        made = [fastest.prepare(torch.empty_like(x), x, 1).launch for x in two]
+        assert made[0].kernel is made[1].kernel
+        assert made[0].constants == made[1].constants
 
 
 def test_the_record_says_what_sharing_costs():
