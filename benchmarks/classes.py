@@ -37,7 +37,7 @@ from kernels.lab.launch import SIZES, Launch
 from kernels.lab.record import Case
 
 TURNS = 3
-BETWEEN = (600, 1030, 1600, 3000, 4097, 6000, 12000, 20001)  # not near a power of two
+BETWEEN = (600, 1030, 1600, 3000, 4097, 6000, 12000, 20001)  # two at a power of two
 _MANY = (
     *regions.BY_NAME["small"].cases,
     *(Case(dtype, 64, n) for dtype in (torch.float32, torch.bfloat16) for n in BETWEEN),
