@@ -54,10 +54,12 @@ def test_the_tag_is_no_constant():
 @pytest.mark.parametrize("n", classes.BETWEEN)
 def test_few_rows_of_these_lengths_share_a_kernel_with_others(n):
     for dtype in (torch.float32, torch.bfloat16):
-        two = [torch.empty(64, cols, dtype=dtype, device="meta") for cols in (n, n - 8)]
-        made = [fastest.prepare(torch.empty_like(x), x, 1).launch for x in two]
-        assert made[0].kernel is made[1].kernel
-        assert made[0].constants == made[1].constants
+        kernels = []
+        for n_cols in (n - 8, n, n + 8):
+            x = torch.empty(64, n_cols, dtype=dtype, device="meta")
+            made = fastest.prepare(torch.empty_like(x), x, 1).launch
+            kernels.append((made.kernel, made.constants))
+        assert kernels[1] in (kernels[0], kernels[2])
 
 
 def test_the_record_says_what_sharing_costs():
