@@ -61,7 +61,7 @@ CASES = draw(16, 2**13, 2**17, SEED) + draw(16, 2**11, 2**24, SEED + 1)
 """Half of them where the choice is hard, half of all lengths."""
 
 SMALL = draw(16, 2**7, 2**20, SEED + 2, sizes=(2**12, 2**23))
-"""Below 8 MiB, of which many have short rows, or few."""
+"""Matrices below 8 MiB. Many have short rows, and others have few rows."""
 
 
 def apart(dtype: torch.dtype, n_rows: int, n_cols: int) -> torch.Tensor:

@@ -63,11 +63,8 @@ def with_constants(kernel: Any) -> Any:
     new = types.FunctionType(
         old.__code__, old.__globals__, old.__name__, old.__defaults__, old.__closure__
     )
-    scalars = {name: tl.constexpr for name in (*SIZES, "n_rows") if name != "tag"}
-    names = old.__code__.co_varnames[: old.__code__.co_argcount]
-    new.__annotations__ = old.__annotations__ | {
-        name: scalars[name] for name in names if name in scalars
-    }
+    scalars = {*kernel.arg_names} & {*SIZES, "n_rows"} - {"tag"}
+    new.__annotations__ = old.__annotations__ | dict.fromkeys(scalars, tl.constexpr)
     new.__module__, new.__qualname__ = old.__module__, old.__qualname__
     return triton.jit(new)
 

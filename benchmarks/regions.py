@@ -20,8 +20,8 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
 - Slices of 50257 values of 16 bits (strided): parts of 8 to 64 KiB, 1 to 8 warps,
   accesses of 2 or 8 elements, two loads shifted in registers, one program for a row.
 - Few rows: parts of 4 to 32 KiB, 1 to 32 warps; one program of 16 or 32 for a row.
-- Small matrices: other tiles and warps. A kernel for one shape alone gains up to 2.2 %
-  at these matrices (`benchmarks.classes`), but every shape would need one.
+- Small matrices: other tiles and warps. A kernel for one shape alone takes up to
+  2.2 % less time (`benchmarks.classes`), but every shape would need one.
 """
 
 import math

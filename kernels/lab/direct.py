@@ -113,10 +113,10 @@ def launch_to_find(cached: CachedLaunch, tensors: tuple[torch.Tensor, ...]) -> b
     compiled = _compiled.get(key)
     is_new = compiled is None
     if is_new:
-        its = words.of_room(n_words, device) if n_words else None
-        if its is not None:  # the call is captured: find the kernel at another one
+        room = words.of_room(n_words, device) if n_words else None
+        if room is not None:  # captured: what is launched serves no call outside
             addresses = tuple(tensor.data_ptr() for tensor in tensors)
-            launch_replayed(cached.launch, addresses, its)
+            launch_replayed(cached.launch, addresses, room)
             return True
         with relaxed():
             compiled = cached.launch(*tensors)
