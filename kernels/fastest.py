@@ -19,6 +19,7 @@ from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
 from kernels.lab import backend, launch
+from kernels.lab.launch import Launch
 
 DTYPES = (*backend.DTYPES, torch.float64)
 ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
@@ -26,6 +27,7 @@ ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) 
 LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program takes
 LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
+PROGRAMS = 4  # for each SM: tiles have fewer rows until there are so many
 STAGED = 64  # the longest row of `staged`, in columns of 16 bits
 WINDOWS = range(600, 65537)  # columns of 16 bits that `windows` takes
 
@@ -154,10 +156,12 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         rows = slice(n_rows // 2), slice(n_rows // 2, n_rows)
         halves = [(r, prepare(output[r], matrix[r], 1)) for r in rows]
         return lambda y, x: [f(y.view(shape)[r], x.view(shape)[r]) for r, f in halves]
-    few = stem in ("tiled", "unaligned") and n_rows <= launch.sms_and_threads()[0]
+    in_tiles = stem in ("tiled", "unaligned")
+    few = in_tiles and n_rows <= launch.sms_and_threads()[0]
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
     chapter = import_module(f"kernels.{stem}")  # nothing else needs `staged`
-    return CachedLaunch(chapter.launch_for(output, matrix, config))
+    made = chapter.launch_for(output, matrix, config)
+    return CachedLaunch(_in_smaller_tiles(made, n_rows) if in_tiles else made)
 
 
 def _config_of_few(
@@ -172,12 +176,18 @@ def _config_of_few(
     size = max(launch.power_of_2(body), 512 // element_size)
     if body <= size * 5 // 8 and size * element_size == 32768:  # split, as in `tiled`
         size = size * 5 // 8
-    config = tiled.choose_config(size, element_size, vector)
-    if not aligned and (same_shift or element_size == 2):
-        config = unaligned.choose_config(size, element_size, same_shift)
-    return _of_one_row(config)
+    if aligned or (element_size == 4 and not same_shift):
+        return tiled.choose_config(size, element_size, vector)
+    return unaligned.choose_config(size, element_size, same_shift)
 
 
-@functools.lru_cache(maxsize=4096)
-def _of_one_row(config: tiled.Config) -> tiled.Config:
-    return replace(config, rows=1, num_warps=max(1, config.num_warps // config.rows))
+def _in_smaller_tiles(made: Launch, n_rows: int) -> Launch:
+    """The launch with fewer rows in a tile, if the GPU would have too few programs."""
+    rows = least = made.constants["ROWS"]
+    while least > 1 and n_rows < least * PROGRAMS * launch.sms_and_threads()[0]:
+        least //= 2
+    if least == rows:
+        return made
+    warps = max(1, made.constants["num_warps"] * least // rows)
+    constants = made.constants | {"ROWS": least, "num_warps": warps}
+    return replace(made, grid=(launch.ceil_div(n_rows, least),), constants=constants)

@@ -143,8 +143,33 @@ def test_short_rows_of_narrow_accesses(n_cols, dtype, stem):
 
 def test_few_rows_share_a_kernel_between_lengths():
     alone = fastest._config_of_few(257, 2, aligned=False, same_shift=True)
-    assert (alone.rows, alone.num_warps) == (1, 1)
     assert alone == fastest._config_of_few(200, 2, aligned=False, same_shift=True)
+    made = [prepared(132, n, torch.bfloat16) for n in (199, 257)]
+    assert made[0].kernel == made[1].kernel == unaligned.softmax_kernel
+    assert made[0].constants == made[1].constants
+    assert (made[0].constants["ROWS"], made[0].constants["num_warps"]) == (1, 1)
+
+
+@pytest.mark.parametrize("n_cols", [40, 104, 176, 781, 4096])
+def test_a_small_matrix_has_tiles_of_fewer_rows(n_cols):
+    for dtype in (torch.float32, torch.bfloat16):
+        chapter = STEMS[fastest.choose(MANY, n_cols, dtype)]
+        usual = prepared(MANY, n_cols, dtype).constants
+        x = torch.empty(MANY, n_cols, dtype=dtype, device="meta")
+        assert usual == chapter.launch_for(torch.empty_like(x), x).constants
+        for n_rows in (133, 600, 2000, 10_000):
+            made = prepared(n_rows, n_cols, dtype)
+            rows = made.constants["ROWS"]
+            assert made.grid == (-(-n_rows // rows),)
+            most = fastest.PROGRAMS * 132
+            assert rows == 1 or made.grid[0] >= most
+            if made.kernel is chapter.softmax_kernel and rows < usual["ROWS"]:
+                assert n_rows / (2 * rows) < most
+
+
+def prepared(n_rows, n_cols, dtype):
+    x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
+    return fastest.prepare(torch.empty_like(x), x, 1).launch
 
 
 def test_no_kernel_is_asked_for_more_than_it_takes():
