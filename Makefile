@@ -84,7 +84,7 @@ lint: $(call ready,lint)
 COMMIT = $(or $(COURSE_COMMIT),$(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)$(shell \
 	  git status --porcelain -uno -- . ':!notebooks' 2>/dev/null | grep -q . && echo -dirty))
 # Of this GPU's record, what `make bench` measured stays; the notebooks measure the rest anew.
-BENCHMARKS = fastest.csv fastest_peers.csv fastest_classes.csv flush.csv flush_dram.csv
+BENCHMARKS = fastest.csv fastest_absent.csv fastest_peers.csv fastest_classes.csv flush.csv flush_dram.csv
 NEEDS_GPU = @$(PY) -c 'import sys; from kernels.lab import backend; sys.exit(backend.INTERPRETED)' || \
 	  { echo 'make $@ needs an NVIDIA GPU and finds none (or TRITON_INTERPRET=1 is set): run it on a machine that has one' >&2; exit 1; }
 # A stream is flushed in pieces: the second nbconvert makes it one output again.

@@ -3,7 +3,8 @@
     python -m benchmarks.fastest [--short] [--minutes 9] [--again] [region ...]
     python -m benchmarks.fastest --report
 
-On a GPU, writes notebooks/recorded/<gpu>/fastest.csv. All providers of a case are
+On a GPU, writes notebooks/recorded/<gpu>/fastest.csv, and why a provider has no time in
+a case (it refused, or was wrong) to fastest_absent.csv. All providers of a case are
 measured in one go, and the file is written after each case. When the minutes are over,
 the command stops and says how many cases are left; the next run goes on with those. A
 case is done if this commit has measured it on this GPU. Regions are those of
@@ -21,8 +22,10 @@ Peers that the course does not require are measured if they are found: see
 """
 
 import argparse
+import contextlib
 import functools
 import importlib
+import io
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -37,7 +40,8 @@ from kernels import program
 from kernels.lab import clock, record
 from kernels.lab.record import Case, OptionalProvider
 
-STEM = "fastest"
+STEM, ABSENT = "fastest", "fastest_absent"
+IS_ABSENT = " is absent at "
 COURSE = (
     *("program", "persistent", "tiled", "unaligned", "online", "cooperative"),
     "fastest",
@@ -158,7 +162,8 @@ def main() -> None:
     print(f"compiled after {time.monotonic() - start:.0f} s", flush=True)
     measured = 0
     while measured < len(remaining) and time.monotonic() < end:
-        measure(everyone, *remaining[measured])
+        said = measure(everyone, *remaining[measured])
+        record.observe(ABSENT, functools.partial(reasons, said))
         measured += 1
         words = _words(*remaining[measured - 1])
         print(f"{time.monotonic() - start:.0f} s: {words}", flush=True)
@@ -173,10 +178,37 @@ def report(df: pd.DataFrame) -> str:
     return "{}\n\nBelow a bar, the worst first:\n{}".format(*shown)
 
 
-def measure(everyone: Providers, name: str, cases: Sequence[Case]) -> None:
-    """Measures a task by the clock of that name, and writes its rows."""
+def measure(everyone: Providers, name: str, cases: Sequence[Case]) -> list[str]:
+    """Measures a task by the clock of that name, and writes its rows.
+
+    Returns:
+        The printed lines that say which provider is absent, where, and why.
+    """
     who = {"bare": bare, **everyone} if name == "host" else everyone
-    record.sweep(STEM, who, cases, clock=name, inputs=INPUTS, verify=peers.verify)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        record.sweep(STEM, who, cases, clock=name, inputs=INPUTS, verify=peers.verify)
+    print(said.getvalue(), end="", flush=True)
+    return [line for line in said.getvalue().splitlines() if IS_ABSENT in line]
+
+
+def reasons(lines: Iterable[str]) -> list[dict[str, str]]:
+    """Why providers have no times: what was printed, and what this commit has recorded.
+
+    Returns:
+        Rows of provider, case and why (its error and the first line of its message).
+    """
+    found: dict[tuple[str, str], str] = {}
+    with contextlib.suppress(ValueError):  # nothing is recorded yet
+        df = record.recorded(ABSENT)
+        df = df[df["commit"].astype(str) == record.commit()]
+        found = {(row.provider, row.case): row.why for row in df.itertuples()}
+    for line in lines:
+        provider, said = line.split(IS_ABSENT, 1)
+        case, why = said.split(": ", 1)
+        found[provider, case] = why
+    names = "provider", "case", "why"
+    return [dict(zip(names, (*key, why), strict=True)) for key, why in found.items()]
 
 
 def _words(name: str, cases: Sequence[Case]) -> str:

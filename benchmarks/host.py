@@ -42,7 +42,9 @@ PIECES = {
     "new length: allocate the output": [(torch, "empty_like")],
     "new length: see where rows start": [(unaligned, "alignment")],
     "new length: choose the kernel": [(fastest, "choose")],
-    "new length: choose its configuration": [(fastest, "_config_of_few")],
+    "new length: choose its configuration": [
+        *((fastest, "_config_of_few"), (fastest, "in_smaller_tiles")),
+    ],
     "new length: make the Launch": [(tiled, "launch_for"), (unaligned, "launch_for")],
     "new length: make it a cached launch": [(direct.CachedLaunch, "__init__")],
     "new length: the rest of prepare": [(registered.rules(), "prepare")],

@@ -7,7 +7,6 @@ Costs: MN values read and MN written; 2MN read where `online` takes them.
 Source: measured (`notebooks/recorded/`); PyTorch's documentation of softmax.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +18,6 @@ from torch.compiler import is_dynamo_compiling
 
 from kernels import cooperative, online, tiled, unaligned
 from kernels.lab import backend, launch
-from kernels.lab.launch import Launch
 
 DTYPES = (*backend.DTYPES, torch.float64)
 ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) == b}
@@ -28,8 +26,7 @@ LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program t
 LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
 PROGRAMS = 4  # for each SM: tiles have fewer rows until there are so many
-STAGED = 64  # the longest row of `staged`, in columns of 16 bits
-WINDOWS = range(600, 65537)  # columns of 16 bits that `windows` takes
+STAGED, WINDOWS = 64, range(600, 65537)  # columns of 16 bits: the most, and which
 
 
 def choose(
@@ -161,33 +158,26 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
     chapter = import_module(f"kernels.{stem}")  # nothing else needs `staged`
     made = chapter.launch_for(output, matrix, config)
-    return CachedLaunch(_in_smaller_tiles(made, n_rows) if in_tiles else made)
+    return CachedLaunch(in_smaller_tiles(made, n_rows) if in_tiles else made)
 
 
-def _config_of_few(
-    n_cols: int, element_size: int, aligned: bool, same_shift: bool
-) -> tiled.Config:
-    """The configuration where the GPU has an SM for each row.
-
-    Lengths up to a power of two share a kernel: they take about as long.
-    """
-    vector = 16 // element_size if aligned or same_shift else 1
+def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.Config:
+    """The configuration for few rows: lengths up to a power of two share a kernel."""
+    vector = 16 // size if aligned or same else 1
     body = n_cols // vector * vector
-    size = max(launch.power_of_2(body), 512 // element_size)
-    if body <= size * 5 // 8 and size * element_size == 32768:  # split, as in `tiled`
-        size = size * 5 // 8
-    if aligned or (element_size == 4 and not same_shift):
-        return tiled.choose_config(size, element_size, vector)
-    return unaligned.choose_config(size, element_size, same_shift)
+    longest = max(launch.power_of_2(body), 512 // size)
+    if body <= longest * 5 // 8 and longest * size == 32768:  # split, as in `tiled`
+        longest = longest * 5 // 8
+    if aligned or (size == 4 and not same):
+        return tiled.choose_config(longest, size, vector)
+    return unaligned.choose_config(longest, size, same)
 
 
-def _in_smaller_tiles(made: Launch, n_rows: int) -> Launch:
+def in_smaller_tiles(made: launch.Launch, n_rows: int) -> launch.Launch:
     """The launch with fewer rows in a tile, if the GPU would have too few programs."""
-    rows = least = made.constants["ROWS"]
-    while least > 1 and n_rows < least * PROGRAMS * launch.sms_and_threads()[0]:
-        least //= 2
-    if least == rows:
-        return made
-    warps = max(1, made.constants["num_warps"] * least // rows)
-    constants = made.constants | {"ROWS": least, "num_warps": warps}
-    return replace(made, grid=(launch.ceil_div(n_rows, least),), constants=constants)
+    rows = most = made.constants["ROWS"]
+    while rows > 1 and n_rows < rows * PROGRAMS * launch.sms_and_threads()[0]:
+        rows //= 2
+    warps = max(1, made.constants["num_warps"] * rows // most)
+    constants = made.constants | {"ROWS": rows, "num_warps": warps}
+    return replace(made, grid=(launch.ceil_div(n_rows, rows),), constants=constants)

@@ -142,8 +142,8 @@ def test_short_rows_of_narrow_accesses(n_cols, dtype, stem):
 
 
 def test_few_rows_share_a_kernel_between_lengths():
-    alone = fastest._config_of_few(257, 2, aligned=False, same_shift=True)
-    assert alone == fastest._config_of_few(200, 2, aligned=False, same_shift=True)
+    alone = fastest._config_of_few(257, 2, aligned=False, same=True)
+    assert alone == fastest._config_of_few(200, 2, aligned=False, same=True)
     made = [prepared(132, n, torch.bfloat16) for n in (199, 257)]
     assert made[0].kernel == made[1].kernel == unaligned.softmax_kernel
     assert made[0].constants == made[1].constants

@@ -79,7 +79,7 @@ def test_every_case_is_measured_once_with_all_providers(machine, monkeypatch, ca
     run(monkeypatch)
     folder = machine.path.parent
     assert sorted(path.stem for path in folder.iterdir()) == [
-        *("fastest", "fastest_peers"),
+        *("fastest", "fastest_absent", "fastest_peers"),
     ]
     rows = machine.rows()
     assert not rows.duplicated(record.KEY).any()
@@ -155,6 +155,23 @@ def test_a_wrong_provider_has_no_times(machine, monkeypatch, capsys):
     assert rows.loc["wrong", "p50_us"].isna().all()
     assert rows.loc["fastest", "p50_us"].notna().all()
     assert "wrong is absent at float32 8 × 16" in capsys.readouterr().out
+    absent = record.recorded("fastest_absent")
+    assert [*absent["provider"]] == ["wrong"] * 2
+    assert [*absent["case"]] == ["float32 8 × 16", "float32 4 × 32"]
+    assert absent["why"].str.startswith("ValueError: wrong value at row 0").all()
+
+
+def test_reasons_of_this_commit_are_kept_and_replaced(machine, monkeypatch):
+    monkeypatch.setenv("COURSE_RECORD", "1")
+    first, later = ["a is absent at x: y: z"], ["b is absent at x (host): Oh: no"]
+    later += ["a is absent at x: w"]
+    for said in (first, later):
+        df = record.observe("fastest_absent", lambda said=said: fastest.reasons(said))
+    rows = df[["provider", "case", "why"]].to_numpy().tolist()
+    assert rows == [["a", "x", "w"], ["b", "x (host)", "Oh: no"]]
+    monkeypatch.setenv("COURSE_COMMIT", "def5678")
+    record._provenance.cache_clear()
+    assert fastest.reasons([]) == []
 
 
 def test_the_short_form(machine, monkeypatch):
