@@ -28,7 +28,7 @@ Rule = Callable[[int, int, torch.dtype, int, bool], str]
 
 
 def in_tiles(chapter: ModuleType, x: torch.Tensor) -> torch.Tensor:
-    """The softmax of rows by a chapter's kernel, in tiles as small as `fastest` makes."""
+    """The softmax of rows by a chapter's kernel, in tiles as `fastest` makes them."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     fastest.in_smaller_tiles(chapter.launch_for(y, x), len(x))(y, x)
     return y
