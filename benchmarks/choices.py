@@ -42,7 +42,7 @@ KERNELS = {
 ONE_PROGRAM = ["tiled", "unaligned"]  # for each row
 GOOD = 1.03
 """How many times as long as the fastest kernel a good rule's kernel takes at most."""
-SEED = 18  # seeds whose matrices the rule was read off: 101, 102, 301, 302
+SEED = 18  # the rule was read off the matrices of seeds 20, 101, 102, 301, 302, 501
 
 
 def draw(
@@ -70,7 +70,7 @@ def draw(
 CASES = draw(16, 2**13, 2**17, SEED) + draw(16, 2**11, 2**24, SEED + 1)
 """Half of them where the choice is hard, half of all lengths."""
 
-SMALL = draw(16, 2**7, 2**20, SEED + 2, sizes=(2**12, 2**23))
+SMALL = draw(16, 2**7, 2**20, SEED + 3, sizes=(2**12, 2**23))
 """Matrices below 8 MiB. Many have short rows, and others have few rows."""
 
 

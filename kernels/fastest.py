@@ -25,7 +25,7 @@ ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) 
 LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program takes
 LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
-PROGRAMS = 4  # for each SM: tiles have fewer rows until there are so many
+WARPS = 4  # of an SM, which issues from 4 at once: tiles have fewer rows until then
 STAGED, WINDOWS = 64, range(600, 65537)  # columns of 16 bits: the most, and which
 
 
@@ -174,10 +174,10 @@ def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.C
 
 
 def in_smaller_tiles(made: launch.Launch, n_rows: int) -> launch.Launch:
-    """The launch with fewer rows in a tile, if the GPU would have too few programs."""
-    rows = most = made.constants["ROWS"]
-    while rows > 1 and n_rows < rows * PROGRAMS * launch.sms_and_threads()[0]:
-        rows //= 2
-    warps = max(1, made.constants["num_warps"] * rows // most)
+    """The launch with fewer rows in a tile, if the GPU would have too few warps."""
+    rows, warps = made.constants["ROWS"], made.constants["num_warps"]
+    least = WARPS * launch.sms_and_threads()[0]
+    while rows > 1 and launch.ceil_div(n_rows, rows) * warps < least:
+        rows, warps = rows // 2, max(1, warps // 2)
     constants = made.constants | {"ROWS": rows, "num_warps": warps}
     return replace(made, grid=(launch.ceil_div(n_rows, rows),), constants=constants)

@@ -159,12 +159,13 @@ def test_a_small_matrix_has_tiles_of_fewer_rows(n_cols):
         assert usual == chapter.launch_for(torch.empty_like(x), x).constants
         for n_rows in (133, 600, 2000, 10_000):
             made = prepared(n_rows, n_cols, dtype)
-            rows = made.constants["ROWS"]
+            rows, warps = made.constants["ROWS"], made.constants["num_warps"]
             assert made.grid == (-(-n_rows // rows),)
-            most = fastest.PROGRAMS * 132
-            assert rows == 1 or made.grid[0] >= most
+            least = fastest.WARPS * 132
+            assert rows == 1 or made.grid[0] * warps >= least
             if made.kernel is chapter.softmax_kernel and rows < usual["ROWS"]:
-                assert n_rows / (2 * rows) < most
+                fewer = max(warps, usual["num_warps"] * 2 * rows // usual["ROWS"])
+                assert -(-n_rows // (2 * rows)) * fewer < least
 
 
 def prepared(n_rows, n_cols, dtype):
