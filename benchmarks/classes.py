@@ -5,8 +5,8 @@ GPU has an SM for each row, lengths up to a power of two also share a configurat
 here each matrix is also taken by a kernel of its own: with the chapter's configuration
 for its length, and with all these numbers as constants.
 
-On an H200, about half of all matrices are at least as fast in a kernel that shapes
-share. The others lose up to 2.3 % if they are the benchmark's, and up to 5.1 % at 64
+On an H200, more than half of all matrices are at least as fast in a kernel that shapes
+share. The others lose up to 2.8 % if they are the benchmark's, and up to 5.9 % at 64
 rows of lengths between two powers, whose configuration differs, too. Three matrices of
 bfloat16 take about twice as long in a kernel of their own, because the compiler spills
 registers there.

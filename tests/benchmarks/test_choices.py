@@ -50,10 +50,11 @@ def test_small_matrices_of_the_record_are_what_page_18_says(monkeypatch):
     monkeypatch.setenv("COURSE_MEASURE", "recorded")
     monkeypatch.setenv("COURSE_RECORDED_GPU", "nvidia-h200")
     table = choices.picks(fastest.choose, choices.sweep(choices.SMALL))
-    worst = table.nlargest(3, "times_as_long")
-    assert [round(100 * (n - 1)) for n in worst["times_as_long"]] == [26, 8, 6]
-    assert {*worst["chosen"]} == {"tiled"} and {*worst["fastest"]} == {"unaligned"}
-    assert table["times_as_long"].nlargest(4).iloc[3] <= choices.GOOD
+    worst = table.nlargest(2, "times_as_long").reset_index()
+    assert [*worst.loc[0, ["n_rows", "n_cols"]]] == [3, 4624]
+    assert round(100 * (worst.loc[0, "times_as_long"] - 1)) == 10
+    assert [*worst.loc[0, ["chosen", "fastest"]]] == ["tiled", "unaligned"]
+    assert worst.loc[1, "times_as_long"] <= choices.GOOD
 
 
 def test_small_matrices_have_few_rows_or_short_ones():
