@@ -1,7 +1,8 @@
 """A test of the rule that chooses a kernel: matrices that the rule was not read off.
 
 `fastest.choose` was read off the matrices of `benchmarks.regions`, and off others that
-`draw` had drawn with other seeds. Those here are drawn, too; no rule has seen them.
+`draw` had drawn with other seeds. Those here are drawn, too; no rule has seen them. The
+kernels have tiles as small as `fastest`'s, so the size of tiles is not judged.
 
 from benchmarks import choices
 measured = choices.sweep()
@@ -28,7 +29,7 @@ Rule = Callable[[int, int, torch.dtype, int, bool], str]
 
 
 def in_tiles(chapter: ModuleType, x: torch.Tensor) -> torch.Tensor:
-    """The softmax of rows by a chapter's kernel, in tiles as `fastest` makes them."""
+    """The softmax of rows by a chapter's kernel, in tiles as small as `fastest`'s."""
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     fastest.in_smaller_tiles(chapter.launch_for(y, x), len(x))(y, x)
     return y

@@ -4,14 +4,14 @@
     python -m benchmarks.fastest --report
 
 On a GPU, writes notebooks/recorded/<gpu>/fastest.csv, and why a provider has no time in
-a case (it refused, or was wrong) to fastest_absent.csv. All providers of a case are
-measured in one go, and the file is written after each case. When the minutes are over,
-the command stops and says how many cases are left; the next run goes on with those. A
-case is done if this commit has measured it on this GPU. Regions are those of
-`benchmarks.regions`, and `host`, the host's time of a call; all of them if none is
-named. With --short, about 40 cases stand for all regions: for a look at another GPU.
-With --report, nothing is measured: the record's standings and all cases below a bar are
-printed, on any machine.
+a case that fits the GPU (it refused, or was wrong) to fastest_absent.csv. All providers
+of a case are measured in one go, and the files are written after each case. When the
+minutes are over, the command stops and says how many cases are left; the next run goes
+on with those. A case is done if this commit has measured it on this GPU. Regions are
+those of `benchmarks.regions`, and `host`, the host's time of a call; all of them if
+none is named. With --short, about 40 cases stand for all regions: for a look at another
+GPU. With --report, nothing is measured: the record's standings and all cases below a
+bar are printed, on any machine.
 
 Before anything is timed, all providers compile for all cases, several processes at a
 time. That takes at most half of the minutes. What is not compiled by then compiles when
@@ -163,7 +163,8 @@ def main() -> None:
     measured = 0
     while measured < len(remaining) and time.monotonic() < end:
         said = measure(everyone, *remaining[measured])
-        record.observe(ABSENT, functools.partial(reasons, said))
+        why = functools.partial(reasons, said, *remaining[measured])
+        record.observe(ABSENT, why)
         measured += 1
         words = _words(*remaining[measured - 1])
         print(f"{time.monotonic() - start:.0f} s: {words}", flush=True)
@@ -186,23 +187,33 @@ def measure(everyone: Providers, name: str, cases: Sequence[Case]) -> list[str]:
     """
     who = {"bare": bare, **everyone} if name == "host" else everyone
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        record.sweep(STEM, who, cases, clock=name, inputs=INPUTS, verify=peers.verify)
-    print(said.getvalue(), end="", flush=True)
+    how = {"clock": name, "inputs": INPUTS, "verify": peers.verify}
+    try:
+        with contextlib.redirect_stdout(said):
+            record.sweep(STEM, who, cases, **how)
+    finally:
+        print(said.getvalue(), end="", flush=True)
     return [line for line in said.getvalue().splitlines() if IS_ABSENT in line]
 
 
-def reasons(lines: Iterable[str]) -> list[dict[str, str]]:
-    """Why providers have no times: what was printed, and what this commit has recorded.
+def reasons(
+    lines: Iterable[str], name: str, cases: Sequence[Case]
+) -> list[dict[str, str]]:
+    """Why providers have no times, at this commit: in a task, and in others before it.
+
+    Args:
+        lines: what `measure` returned for the task.
+        name, cases: the task. What was recorded for it is dropped.
 
     Returns:
         Rows of provider, case and why (its error and the first line of its message).
     """
+    anew = {record.words(("", *regions.key(case), name)) for case in cases}
     found: dict[tuple[str, str], str] = {}
     with contextlib.suppress(ValueError):  # nothing is recorded yet
-        df = record.recorded(ABSENT)
-        df = df[df["commit"].astype(str) == record.commit()]
-        found = {(row.provider, row.case): row.why for row in df.itertuples()}
+        for row in record.recorded(ABSENT).itertuples():
+            if str(row.commit) == record.commit() and row.case not in anew:
+                found[row.provider, row.case] = row.why
     for line in lines:
         provider, said = line.split(IS_ABSENT, 1)
         case, why = said.split(": ", 1)

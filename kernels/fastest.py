@@ -25,8 +25,8 @@ ONE_PASS = {(a, b) for a in DTYPES for b in DTYPES if torch.promote_types(a, b) 
 LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program takes
 LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
-WARPS = 4  # of an SM, which issues from 4 at once: tiles have fewer rows until then
-STAGED, WINDOWS = 64, range(600, 65537)  # columns of 16 bits: the most, and which
+WARPS = 4  # an SM issues from 4 at once: with fewer for each SM, tiles shrink
+STAGED, WINDOWS = 64, range(600, 65537)  # 16-bit columns: the most, and which
 
 
 def choose(
@@ -162,7 +162,7 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
 
 
 def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.Config:
-    """The configuration for few rows: lengths up to a power of two share a kernel."""
+    """One for no more rows than SMs: lengths up to a power of two share a kernel."""
     vector = 16 // size if aligned or same else 1
     body = n_cols // vector * vector
     longest = max(launch.power_of_2(body), 512 // size)
@@ -174,7 +174,7 @@ def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.C
 
 
 def in_smaller_tiles(made: launch.Launch, n_rows: int) -> launch.Launch:
-    """The launch with fewer rows in a tile, if the GPU would have too few warps."""
+    """The launch with tiles halved until they have a row, or each SM WARPS warps."""
     rows, warps = made.constants["ROWS"], made.constants["num_warps"]
     least = WARPS * launch.sms_and_threads()[0]
     while rows > 1 and launch.ceil_div(n_rows, rows) * warps < least:

@@ -168,6 +168,19 @@ def test_a_small_matrix_has_tiles_of_fewer_rows(n_cols):
                 assert -(-n_rows // (2 * rows)) * fewer < least
 
 
+@pytest.mark.parametrize("sms", [14, 132])
+def test_a_tile_shrinks_while_an_sm_would_have_fewer_than_four_warps(sms, monkeypatch):
+    """33 float32 columns: a tile has 16 rows and 4 warps, or the rows that 1 takes."""
+    monkeypatch.setattr(launch, "sms_and_threads", lambda: (sms, 2048))
+    rows = {133: (1, 1), 600: (1, 1), 2000: (2, 1), 2096: (2, 1), 2112: (16, 4)}
+    rows = {133: (2, 1), 208: (2, 1), 209: (16, 4)} if sms == 14 else rows
+    for n_rows, (of_tile, warps) in rows.items():
+        made = prepared(n_rows, 33, torch.float32)
+        assert made.kernel is unaligned.softmax_kernel
+        constants = made.constants["ROWS"], made.constants["num_warps"]
+        assert constants == (of_tile, warps), n_rows
+
+
 def prepared(n_rows, n_cols, dtype):
     x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
     return fastest.prepare(torch.empty_like(x), x, 1).launch

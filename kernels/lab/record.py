@@ -373,7 +373,7 @@ def _measure_case(
             measured[copied] = timed(torch.clone, random(*case[:3]), timer)
         x = make_input()
     except torch.OutOfMemoryError:
-        print(f"{_words(copied)} is left out: it does not fit the GPU's memory")
+        print(f"{words(copied)} is left out: it does not fit the GPU's memory")
         for name in ("copy", *providers):
             measured.setdefault(_key(name, case, clock), ABSENT)
         return
@@ -389,12 +389,12 @@ def _measure_case(
                 torch.cuda.synchronize()  # raises if the GPU's context is lost
             reason = (str(error).splitlines() or [""])[0]
             why = f"{type(error).__name__}: {reason}"
-            print(f"{name} is absent at {_words(key)}: {why}")
+            print(f"{name} is absent at {words(key)}: {why}")
             measured[key] = ABSENT
 
 
-def _words(key: Sequence[Any]) -> str:
-    """The case of a row's key, for messages; what is usual is not said."""
+def words(key: Sequence[Any]) -> str:
+    """The case of a row's KEY, for messages; what is usual is not said."""
     _, dtype, n_rows, n_cols, how, clock = key
     words = [dtype, f"{n_rows} × {n_cols}", *([how] if how != CONTIGUOUS else [])]
     return " ".join(words + ([f"({clock})"] if clock != "device" else []))
@@ -496,7 +496,7 @@ def _beside_recorded(
     missing = lacking[~_keys(lacking).isin(_keys(kept))]
     needed = missing[~missing["provider"].isin(optional)]
     if len(needed):
-        named = [f"{key[0]} {_words(key)}" for key in _keys(needed[:8])]
+        named = [f"{key[0]} {words(key)}" for key in _keys(needed[:8])]
         more = f" and {len(needed) - 8} more" if len(needed) > 8 else ""
         raise ValueError(
             f"{path.parent.name}/{path.name} lacks {len(needed)} of the {len(asked)} "
@@ -511,9 +511,9 @@ def _beside_recorded(
     copies = {key[1:4] for key in absent if key[0] == "copy"}
     for key in absent:
         if key[0] == "copy":
-            print(f"{_words(key)} is left out: it does not fit the GPU's memory")
+            print(f"{words(key)} is left out: it does not fit the GPU's memory")
         elif key[1:4] not in copies:
-            print(f"{key[0]} is absent at {_words(key)}")
+            print(f"{key[0]} is absent at {words(key)}")
     full = [frame for frame in (rows, found) if len(frame)] or [rows]
     return asked.merge(pd.concat(full), on=KEY), found
 

@@ -1,5 +1,6 @@
 """The benchmark measures each case once, and goes on where it stopped."""
 
+import functools
 import os
 import sys
 
@@ -163,15 +164,45 @@ def test_a_wrong_provider_has_no_times(machine, monkeypatch, capsys):
 
 def test_reasons_of_this_commit_are_kept_and_replaced(machine, monkeypatch):
     monkeypatch.setenv("COURSE_RECORD", "1")
-    first, later = ["a is absent at x: y: z"], ["b is absent at x (host): Oh: no"]
-    later += ["a is absent at x: w"]
-    for said in (first, later):
-        df = record.observe("fastest_absent", lambda said=said: fastest.reasons(said))
+    case = " is absent at float32 8 × 16"
+    told = [
+        ([f"a{case}: y: z", f"b{case}: y"], "device"),
+        ([f"b{case} (host): Oh: no"], "host"),
+        ([f"a{case}: w"], "device"),  # again: b has a time now
+    ]
+    for lines, name in told:
+        why = functools.partial(fastest.reasons, lines, name, CASES[:1])
+        df = record.observe("fastest_absent", why)
     rows = df[["provider", "case", "why"]].to_numpy().tolist()
-    assert rows == [["a", "x", "w"], ["b", "x (host)", "Oh: no"]]
+    host, again = "float32 8 × 16 (host)", "float32 8 × 16"
+    assert rows == [["b", host, "Oh: no"], ["a", again, "w"]]
     monkeypatch.setenv("COURSE_COMMIT", "def5678")
     record._provenance.cache_clear()
-    assert fastest.reasons([]) == []
+    assert fastest.reasons([], "host", CASES[:1]) == []
+
+
+def test_an_interrupted_sweep_has_said_who_is_absent(machine, monkeypatch, capsys):
+    def sweep(*args, **how):
+        print("a is absent at float32 8 × 16: Oh: no")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "sweep", sweep)
+    with pytest.raises(KeyboardInterrupt):
+        fastest.measure({}, "device", CASES[:1])
+    assert capsys.readouterr().out == "a is absent at float32 8 × 16: Oh: no\n"
+
+
+def test_the_record_says_why_each_time_is_missing():
+    times = pd.read_csv(record.RECORDED / "nvidia-h200" / "fastest.csv")
+    missing = times[times["p50_us"].isna()]
+    absent = {
+        (key[0], record.words(key))
+        for key in missing[record.KEY].itertuples(index=False, name=None)
+    }
+    why = record.recorded("fastest_absent", "nvidia-h200")
+    assert not why.duplicated(["provider", "case"]).any()
+    assert {*why[["provider", "case"]].itertuples(index=False, name=None)} == absent
+    assert len(absent) > 700 and why["why"].str.contains(r"^\w+: \S").all()
 
 
 def test_the_short_form(machine, monkeypatch):
