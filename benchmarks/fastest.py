@@ -25,10 +25,9 @@ import argparse
 import contextlib
 import functools
 import importlib
-import io
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pandas as pd
@@ -41,7 +40,6 @@ from kernels.lab import clock, record
 from kernels.lab.record import Case, OptionalProvider
 
 STEM, ABSENT = "fastest", "fastest_absent"
-IS_ABSENT = " is absent at "
 COURSE = (
     *("program", "persistent", "tiled", "unaligned", "online", "cooperative"),
     "fastest",
@@ -162,8 +160,8 @@ def main() -> None:
     print(f"compiled after {time.monotonic() - start:.0f} s", flush=True)
     measured = 0
     while measured < len(remaining) and time.monotonic() < end:
-        said = measure(everyone, *remaining[measured])
-        why = functools.partial(reasons, said, *remaining[measured])
+        absent = measure(everyone, *remaining[measured])
+        why = functools.partial(reasons, absent, *remaining[measured])
         record.observe(ABSENT, why)
         measured += 1
         words = _words(*remaining[measured - 1])
@@ -179,30 +177,26 @@ def report(df: pd.DataFrame) -> str:
     return "{}\n\nBelow a bar, the worst first:\n{}".format(*shown)
 
 
-def measure(everyone: Providers, name: str, cases: Sequence[Case]) -> list[str]:
+def measure(
+    everyone: Providers, name: str, cases: Sequence[Case]
+) -> dict[record.Key, str]:
     """Measures a task by the clock of that name, and writes its rows.
 
     Returns:
-        The printed lines that say which provider is absent, where, and why.
+        Why a provider has no time, by the row's `record.KEY`.
     """
     who = {"bare": bare, **everyone} if name == "host" else everyone
-    said = io.StringIO()
     how = {"clock": name, "inputs": INPUTS, "verify": peers.verify}
-    try:
-        with contextlib.redirect_stdout(said):
-            record.sweep(STEM, who, cases, **how)
-    finally:
-        print(said.getvalue(), end="", flush=True)
-    return [line for line in said.getvalue().splitlines() if IS_ABSENT in line]
+    return record.sweep(STEM, who, cases, **how).attrs["absent"]
 
 
 def reasons(
-    lines: Iterable[str], name: str, cases: Sequence[Case]
+    absent: Mapping[record.Key, str], name: str, cases: Sequence[Case]
 ) -> list[dict[str, str]]:
     """Why providers have no times, at this commit: in a task, and in others before it.
 
     Args:
-        lines: what `measure` returned for the task.
+        absent: what `measure` returned for the task.
         name, cases: the task. What was recorded for it is dropped.
 
     Returns:
@@ -214,10 +208,7 @@ def reasons(
         for row in record.recorded(ABSENT).itertuples():
             if str(row.commit) == record.commit() and row.case not in anew:
                 found[row.provider, row.case] = row.why
-    for line in lines:
-        provider, said = line.split(IS_ABSENT, 1)
-        case, why = said.split(": ", 1)
-        found[provider, case] = why
+    found |= {(key[0], record.words(key)): why for key, why in absent.items()}
     names = "provider", "case", "why"
     return [dict(zip(names, (*key, why), strict=True)) for key, why in found.items()]
 

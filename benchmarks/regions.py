@@ -21,7 +21,7 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
   accesses of 2 or 8 elements, two loads shifted in registers, one program for a row.
 - Few rows: parts of 4 to 32 KiB, 1 to 32 warps; one program of 16 or 32 for a row.
 - Small matrices: other tiles and warps. A kernel for one shape alone takes up to
-  2.2 % less time (`benchmarks.classes`), but every shape would need one.
+  2.7 % less time (`benchmarks.classes`), but every shape would need one.
 """
 
 import math

@@ -162,7 +162,7 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
 
 
 def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.Config:
-    """One for no more rows than SMs: lengths up to a power of two share a kernel."""
+    """A configuration for few rows: lengths up to a power of two share a kernel."""
     vector = 16 // size if aligned or same else 1
     body = n_cols // vector * vector
     longest = max(launch.power_of_2(body), 512 // size)
@@ -174,7 +174,7 @@ def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.C
 
 
 def in_smaller_tiles(made: launch.Launch, n_rows: int) -> launch.Launch:
-    """The launch with tiles halved until they have a row, or each SM WARPS warps."""
+    """The launch, its tiles halved until a tile has one row or an SM WARPS warps."""
     rows, warps = made.constants["ROWS"], made.constants["num_warps"]
     least = WARPS * launch.sms_and_threads()[0]
     while rows > 1 and launch.ceil_div(n_rows, rows) * warps < least:

@@ -14,9 +14,8 @@ COURSE_MEASURE=recorded, both read the record of the GPU that COURSE_RECORDED_GP
 such as "nvidia-h200". `df.attrs["source"]` says which GPU it was, for figures. Beside a
 sweep's measurements, `df.attrs["recorded"]` has what the record has of the same rows.
 
-Weighed: a data frame of our own (the course had one; pandas does the same in less),
-polars (fewer learners know it), xarray (measurements are no grid: providers refuse
-shapes), SQLite (its files cannot be read in a diff).
+Weighed: a data frame of our own (pandas does the same in less), polars (fewer learners
+know it), xarray (measurements are no grid), SQLite (no diff can show its files).
 """
 
 import datetime
@@ -70,6 +69,7 @@ __all__ = [
     "select",
     "sweep",
     "timed",
+    "words",
 ]
 
 RECORDED = backend.ROOT / "notebooks" / "recorded"
@@ -187,7 +187,8 @@ def sweep(
             raises if the result is wrong.
 
     Returns:
-        One row per measurement, case by case, the copy first.
+        One row per measurement, case by case, the copy first. Where they are measured
+        here, `attrs["absent"]` has, by `KEY`, why a provider is absent.
 
     Raises:
         ValueError: a provider is called "copy", a clock or an input is unknown, or the
@@ -204,11 +205,11 @@ def sweep(
         if not isinstance(provider, OptionalProvider)
         or (measuring and provider.available())
     }
-    path, rows = _readable(stem), _frame([])
+    path, rows, absent = _readable(stem), _frame([]), {}
     if measuring:
         path, turns = _own(stem), [{} for _ in range(clocks.turns(clock))]
         for case, measured in itertools.product(wanted, turns):
-            _measure_case(here, case, clock, makers, verify, measured)
+            _measure_case(here, case, clock, makers, verify, measured, absent)
         times = {key: clocks.medians(turn[key] for turn in turns) for key in turns[0]}
         rows = _frame((*key, *us, *_provenance().values()) for key, us in times.items())
         if _recording():
@@ -221,6 +222,7 @@ def sweep(
         names = ", ".join(found["provider"].unique())
         source += f" · {names} recorded {found['recorded_at'].min()}"
     df = _present(df, source)
+    df.attrs["absent"] = absent
     if not _recording() and (path := _readable(stem)).exists():
         kept = asked.merge(_read(path), on=KEY)
         df.attrs["recorded"] = _present(kept, "").to_dict("list")
@@ -294,10 +296,9 @@ def observe(
             unavailable = True
         else:
             columns = list(rows[0]) if rows else PROVENANCE
-            if any(list(row) != columns for row in rows):
-                odd = next(list(row) for row in rows if list(row) != columns)
+            if odd := [list(row) for row in rows if list(row) != columns]:
                 raise ValueError(
-                    f"{name}: all rows must have the keys {columns}, got {odd}"
+                    f"{name}: all rows must have the keys {columns}, got {odd[0]}"
                 )
             df = pd.DataFrame(rows, columns=columns, dtype=object)
             text = df.to_csv(index=False, lineterminator="\n")
@@ -362,8 +363,9 @@ def _measure_case(
     makers: Mapping[str, MakeInput],
     verify: Verify | None,
     measured: dict[Key, Times],
+    absent: dict[Key, str],
 ) -> None:
-    """Adds the times of the copy, unless they are there, and of every provider."""
+    """Adds the times, the copy's if they lack, and why a provider is absent."""
     timer, copied = clocks.CLOCKS[clock], _key("copy", case, clock)
     make_input = functools.partial(makers[case.input], *case[:3])
     try:
@@ -388,9 +390,8 @@ def _measure_case(
             if x.is_cuda:
                 torch.cuda.synchronize()  # raises if the GPU's context is lost
             reason = (str(error).splitlines() or [""])[0]
-            why = f"{type(error).__name__}: {reason}"
-            print(f"{name} is absent at {words(key)}: {why}")
-            measured[key] = ABSENT
+            measured[key], absent[key] = ABSENT, f"{type(error).__name__}: {reason}"
+            print(f"{name} is absent at {words(key)}: {absent[key]}")
 
 
 def words(key: Sequence[Any]) -> str:
@@ -408,12 +409,11 @@ def _gpu() -> dict[str, str]:
 @functools.cache
 def _provenance() -> dict[str, str]:
     """The columns of PROVENANCE for what is measured now."""
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     return {
         **_gpu(),
         "torch": str(torch.__version__),
         "triton": triton.__version__,
-        "recorded_at": today,
+        "recorded_at": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "commit": commit(),
     }
 

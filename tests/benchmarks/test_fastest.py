@@ -164,32 +164,21 @@ def test_a_wrong_provider_has_no_times(machine, monkeypatch, capsys):
 
 def test_reasons_of_this_commit_are_kept_and_replaced(machine, monkeypatch):
     monkeypatch.setenv("COURSE_RECORD", "1")
-    case = " is absent at float32 8 × 16"
+    at = "float32", 8, 16, "contiguous"
     told = [
-        ([f"a{case}: y: z", f"b{case}: y"], "device"),
-        ([f"b{case} (host): Oh: no"], "host"),
-        ([f"a{case}: w"], "device"),  # again: b has a time now
+        ({("a", *at, "device"): "y: z", ("b", *at, "device"): "y"}, "device"),
+        ({("b", *at, "host"): "Oh: no"}, "host"),
+        ({("a", *at, "device"): "w"}, "device"),  # again: b has a time now
     ]
-    for lines, name in told:
-        why = functools.partial(fastest.reasons, lines, name, CASES[:1])
+    for absent, name in told:
+        why = functools.partial(fastest.reasons, absent, name, CASES[:1])
         df = record.observe("fastest_absent", why)
     rows = df[["provider", "case", "why"]].to_numpy().tolist()
     host, again = "float32 8 × 16 (host)", "float32 8 × 16"
     assert rows == [["b", host, "Oh: no"], ["a", again, "w"]]
     monkeypatch.setenv("COURSE_COMMIT", "def5678")
     record._provenance.cache_clear()
-    assert fastest.reasons([], "host", CASES[:1]) == []
-
-
-def test_an_interrupted_sweep_has_said_who_is_absent(machine, monkeypatch, capsys):
-    def sweep(*args, **how):
-        print("a is absent at float32 8 × 16: Oh: no")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(record, "sweep", sweep)
-    with pytest.raises(KeyboardInterrupt):
-        fastest.measure({}, "device", CASES[:1])
-    assert capsys.readouterr().out == "a is absent at float32 8 × 16: Oh: no\n"
+    assert fastest.reasons({}, "host", CASES[:1]) == []
 
 
 def test_the_record_says_why_each_time_is_missing():

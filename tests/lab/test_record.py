@@ -227,6 +227,7 @@ def test_who_fails_in_one_turn_is_absent(world, folder, monkeypatch):
     monkeypatch.setitem(clock.CLOCKS, "host", timed_once)
     df = record.sweep("mine", providers, CASES[:1], clock="host")
     assert list(df["provider"]) == ["copy", "steady"]
+    assert [key[0] for key in df.attrs["absent"]] == ["tired"]
 
 
 def test_inputs_are_rows_of_one_file_beside_a_contiguous_copy(world, folder, timer):
@@ -294,6 +295,8 @@ def test_a_provider_that_refuses_a_shape_is_absent_and_said_to_be(
     said = "picky is absent at float32 8 × 1000"
     reason = "NotImplementedError: N must be a multiple of 16"
     assert capsys.readouterr().out == f"{said}: {reason}\n"
+    key = "picky", "float32", 8, 1000, "contiguous", "device"
+    assert df.attrs["absent"] == {key: reason}
     assert record.select(df, provider="picky")["n_cols"].tolist() == [128]
     assert math.isnan(record.pivot(df).loc[1000, "picky"])
     world(has_gpu=False)
