@@ -13,9 +13,9 @@ calls it.
 Both have the provider `stream`: `torch.add` of the two matrices, which reads two values
 and writes one for each, as the ideal gradient does.
 
-Rows that programs share reach less of the stream than most others (`gradient.csv`), and
-at some lengths that are not recorded, less still. Tried for them on an H200, and no
-faster: parts of 32 KiB by 4 and 8 warps, and loading edges after the body.
+Rows that programs share reach less of the stream than most others (`gradient.csv`).
+Tried for them on an H200, and no faster: parts of 32 KiB by 4 and 8 warps, loading
+edges after the body, and each share of an SM's memory for L1.
 
 Weighed: calling each library's kernel for the gradient directly. Their signatures
 differ from version to version, and autograd's own time is the host's, which the clock
