@@ -156,6 +156,23 @@ def test_rows_are_moved_in_16_bytes_and_nothing_is_spilled(n_cols, dtype):
     assert made.spills <= (64 if shared and dtype.itemsize == 2 else 0)
 
 
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+@pytest.mark.parametrize("n_rows", [2, 4096])  # few programs, and many
+@pytest.mark.parametrize("n_cols", [65_536, 50_257])
+def test_every_program_computes_a_part_by_the_same_instructions(n_cols, n_rows, dtype):
+    """Else a part's bits could depend on which program computes it, in whose turn.
+
+    So a thread loads each 16 bytes of its part at one place in the machine code.
+    """
+    y = meta_matrix(n_rows, n_cols, dtype)
+    launch = gradient.launch_for(y, y, y)
+    made = compile.aot(launch)
+    part_bytes = launch.constants["BLOCK_COLS"] * dtype.itemsize
+    once = part_bytes // 16 // (32 * made.num_warps)
+    assert made.count(r"LDG\.\S*128", "sass") == 2 * once  # of y and the gradient
+    assert made.count(r"STG\.\S*128", "sass") == once
+
+
 def test_the_limit_for_the_longest_16_bit_rows_costs_little():
     """Triton takes as many registers without it; from 3.9 on, 155, so a few spill."""
     y = meta_matrix(4096, 16_384, HALF)

@@ -1,5 +1,6 @@
 """What is true of any row operator; `tests/test_operator.py` shows softmax."""
 
+import contextlib
 import itertools
 
 import pytest
@@ -101,3 +102,41 @@ def test_the_rules_know_no_chapter():
     fake = rules.fake(torch.empty(3, 4, device="meta").t(), 0, torch.float64)
     assert (fake.shape, fake.stride(), fake.dtype) == ((4, 3), (3, 1), torch.float64)
     assert fake.device.type == "meta"
+
+
+class There(torch.Tensor):
+    """A tensor that says it lies on the second GPU."""
+
+    def get_device(self) -> int:
+        return 1
+
+
+def test_nothing_is_done_before_the_tensors_gpu_is_the_current_one(monkeypatch):
+    """A new output, too, belongs to the stream that is current on its own GPU."""
+    current, seen = [0], []
+
+    @contextlib.contextmanager
+    def on(index):
+        current.append(index)
+        yield
+        current.pop()
+
+    def empty_like(x, **kwargs):
+        seen.append(("allocate", current[-1]))
+        return torch.zeros(3, 64)
+
+    def prepare(y, x, dim):
+        seen.append(("prepare", current[-1]))
+        return lambda y, x: seen.append(("launch", current[-1]))
+
+    monkeypatch.setattr(operator, "_current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    one = torch.ops.kernels.softmax.default
+    rules = operator.Rules(one, prepare, torch.add, torch.softmax, {})
+    x = matrix(3, 64).as_subclass(There)
+    for _ in range(2):
+        rules.run(x, 1)
+    first, again = ["allocate", "prepare", "launch"], ["allocate", "launch"]
+    assert seen == [(step, 1) for step in first + again]
+    assert current == [0]
