@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 import kernels
 from kernels import (
     cooperative,
+    fastest,
     gradient,
     meta,
     online,
@@ -119,6 +120,19 @@ def of_cooperative(dtype):
     yield cooperative.launch_for(meta_matrix(2, 70_001, dtype), sliced)
 
 
+def of_fastest(dtype):
+    """What `softmax` adds: smaller tiles, a result of another dtype, and replays."""
+    for n_cols in (64, 33):
+        x = meta_matrix(264, n_cols, dtype)
+        yield fastest.prepare(x, x, 1).launch
+        yield fastest.prepare(meta_matrix(264, n_cols, torch.float32), x, 1).launch
+    x = meta_matrix(2, 70_001, dtype)
+    for made in (cooperative.launch_for(x, x), gradient.launch_for(x, x, x)):
+        words = compile.pointer(torch.int64)
+        args = *made.pointers, words, None, *made.scalars
+        yield made.kernel, args, made.constants
+
+
 def of_gradient(dtype):
     for n_cols in (64, 9, 33, 3001, 50_257):  # tiles, pairs, edges, a row, parts
         y = meta_matrix(64, n_cols, dtype)
@@ -148,6 +162,7 @@ CHAPTERS = {
     "unaligned": of_unaligned,
     "online": of_online,
     "cooperative": of_cooperative,
+    "fastest": of_fastest,
     "gradient": of_gradient,
     "staged": of_staged,
     "windows": of_windows,

@@ -8,7 +8,7 @@ import torch
 import triton
 
 import kernels
-from kernels import cooperative, fastest, online, tiled
+from kernels import cooperative, fastest, online, staged, tiled, windows
 from kernels.lab import direct, operator
 from tests.helpers import STEMS, FakeKernel, assert_right, input_of, tensor
 
@@ -62,10 +62,29 @@ def test_few_long_rows_take_two_launches_each_of_which_is_kept(launched):
     assert through_a_kept_kernel(launched) == ["online"] * 4
 
 
-def test_every_answer_is_launched_somewhere(launched):
+def test_every_answer_for_few_rows_is_launched_somewhere(launched):
     for stem in STEMS:
         fastest.softmax(input_of(stem, n_rows=2))
     assert through_triton(launched) == [*STEMS]
+
+
+@pytest.mark.parametrize(
+    ("module", "x"),
+    [
+        (staged, tensor(5, 63, dtype=HALF)),
+        (windows, tensor(5, 70, dtype=HALF)[:, :67]),
+    ],
+)
+def test_answers_for_many_rows_are_launched_too(launched, module, x, monkeypatch):
+    """`choose` is patched, since the interpreter would need long for many rows."""
+    kernel = FakeKernel(module.softmax_kernel)
+    monkeypatch.setattr(module, "softmax_kernel", kernel)
+    stem = module.__name__.removeprefix("kernels.")
+    monkeypatch.setattr(fastest, "choose", lambda *form: stem)
+    for _ in range(2):
+        assert_right(fastest.softmax(x), x)
+    assert (len(kernel.calls), len(kernel.compiled.calls)) == (1, 1)
+    assert through_triton(launched) == []
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Measurements are recorded whole, and read back as they were."""
 
 import math
+import shutil
 
 import pandas as pd
 import pytest
@@ -497,6 +498,10 @@ def test_which_record_is_read(world, folder, timer, monkeypatch):
     record.sweep("mine", PROVIDERS, CASES)
     monkeypatch.delenv("COURSE_RECORDED_GPU")
     assert "Test 100" in record.recorded("mine").attrs["source"]  # this GPU's own
+    h200 = shutil.copytree(folder, folder.with_name("nvidia-h200"))
+    (h200 / "mine.csv").rename(h200 / "other.csv")
+    assert record.recorded("other").equals(record.recorded("mine"))  # the H200's
+    shutil.rmtree(h200)
     world(has_gpu=False)
     with pytest.raises(
         ValueError, match=r"no nvidia-h200/mine\.csv.*'nvidia-test-100'"
