@@ -129,19 +129,6 @@ def by_rows(kernel: Any) -> WayBack:
     return way_back
 
 
-def by_tiles(kernel: Any, rows: int = 4, vector: int = 4) -> WayBack:
-    """A gradient by a kernel with the parameters of `tile_kernel`."""
-
-    def way_back(g: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x, (m, n) = torch.empty_like(y), y.shape
-        block = triton.next_power_of_2(max(n, vector))
-        grid = (triton.cdiv(m, rows),)
-        kernel[grid](x, g, y, m, n, ROWS=rows, BLOCK_COLS=block, VECTOR=vector)
-        return x
-
-    return way_back
-
-
 # ---- the learner's kernel ------------------------------------------------------------
 
 JUDGED = (3, 5), (1, 1), (4, 64), (7, 100)

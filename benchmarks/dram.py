@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import passes, variants
 from kernels import eager, traffic
-from kernels.lab import backend, counters
+from kernels.lab import backend, counters, record
 
 # ---- chapter `traffic`: what each of the five lines moves ----------------------------
 
@@ -74,8 +74,8 @@ def traffic_experiment() -> list[dict[str, Any]]:
         and to DRAM) and duration_us.
 
     Raises:
-        record.Unavailable: the counters cannot be read here; see `counters.profile`.
-        RuntimeError: another number of kernels ran.
+        record.Unavailable: the counters cannot be read here (see `counters.profile`),
+            or another number of kernels ran, as of another PyTorch.
     """
     named = [
         {"l2": run.l2, "n_rows": run.shape[0], "n_cols": run.shape[1], "step": step}
@@ -108,8 +108,8 @@ def online_experiment() -> list[dict[str, Any]]:
         and to DRAM) and duration_us.
 
     Raises:
-        record.Unavailable: the counters cannot be read here; see `counters.profile`.
-        RuntimeError: another number of kernels ran.
+        record.Unavailable: the counters cannot be read here (see `counters.profile`),
+            or another number of kernels ran, as of another PyTorch.
     """
     named = [
         {"provider": provider, "n_rows": COUNTED_ROWS, "n_cols": n_cols}
@@ -136,5 +136,5 @@ def _profiled(
     rows = counters.profile(run)
     if len(rows) != len(named):
         kernels = [row["kernel"] for row in rows]
-        raise RuntimeError(f"{len(named)} kernels should have run, got {kernels}")
+        raise record.Unavailable(f"{len(named)} kernels should have run, got {kernels}")
     return [{**name, **row} for name, row in zip(named, rows, strict=True)]

@@ -22,12 +22,12 @@ Two safeguards keep the input out of the L2 cache in `device` and `events`.
    call less than 1 µs on inputs of up to 4 MB, and 1 to 4 µs from 34 MB on
    (`flush.csv`).
 2. **Rotating inputs.** Calls take turns on up to 64 copies of their tensors. On an H200
-   these together exceed twice L2 from 2 MB on; smaller inputs rely on the flush. For a
+   these together exceed twice L2 from 2 MB on; smaller inputs rely on the flush, too. A
    kernel may ask L2 to keep its lines longer than others (`evict_last`), and such lines
    outlive a flush: after 1 GiB of other values was read, an H200 still held almost half
-   of a matrix of 8 MB (`flush_dram.csv`). With a flush alone, `fastest` took about
-   0.3 µs less on an input of 4 MB; torch and the copy, which ask for nothing, took the
-   same within 0.2 µs (`flush.csv`).
+   of a matrix of 8 MB (`flush_dram.csv`). With a flush alone, `fastest` took 0.2 to
+   0.5 µs less on inputs of 0.3 to 17 MB; torch, Liger and the copy, which ask for
+   nothing, took the same within 0.2 µs (`flush.csv`).
 
 `benchmarks/flush.py` makes both records.
 

@@ -14,7 +14,9 @@ their input.
 - A call that needs more words than there are, or finds no tag left, makes new ones. The
   old words are kept, because earlier calls may still use them. Sizes are powers of two,
   so the words that were outgrown are fewer, together, than the new ones.
-- Words are never taken from a memory pool that a caller has set up: see `zeros_apart`.
+- Words that are kept never come from a memory pool that a caller has set up: see
+  `zeros_apart`. They are kept to the end of the process, also where their stream or
+  thread has ended: a later one may have the same handle, and then gets them.
 - A call that a CUDA graph captures gets words of its own, for good: no other call, of
   this graph or another, ever gets them. A graph passes the same arguments in every
   replay. So the tag is None, for which Triton compiles (at the first such call, while

@@ -55,7 +55,7 @@ def test_each_kernel_of_the_variants_is_named(monkeypatch):
 )
 def test_another_number_of_kernels_is_refused(experiment, count, monkeypatch):
     said = rf"{count} kernels should have run, got \['any'"
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(record.Unavailable, match=said):
         rows(experiment, monkeypatch, count - 1)
 
 
