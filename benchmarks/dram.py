@@ -75,7 +75,7 @@ def traffic_experiment() -> list[dict[str, Any]]:
 
     Raises:
         record.Unavailable: the counters cannot be read here (see `counters.profile`),
-            or another number of kernels ran, as of another PyTorch.
+            or another number of kernels ran, as another PyTorch may run.
     """
     named = [
         {"l2": run.l2, "n_rows": run.shape[0], "n_cols": run.shape[1], "step": step}
@@ -109,7 +109,7 @@ def online_experiment() -> list[dict[str, Any]]:
 
     Raises:
         record.Unavailable: the counters cannot be read here (see `counters.profile`),
-            or another number of kernels ran, as of another PyTorch.
+            or another number of kernels ran, as another PyTorch may run.
     """
     named = [
         {"provider": provider, "n_rows": COUNTED_ROWS, "n_cols": n_cols}
