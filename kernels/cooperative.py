@@ -58,6 +58,12 @@ def tag_of(tag, count_ptr):
 
 
 @triton.jit
+def in_lines(n_words):
+    """n_words in whole lines of memory: programs of two rows do not access one line."""
+    return tl.cdiv(n_words, 16) * 16
+
+
+@triton.jit
 def publish(word_ptr, seen, value, tag):
     """Writes a value, unless the word has this call's tag, or is not as it was seen."""
     word = tl.where(has_tag(seen, tag), seen, pack(value, tag))
@@ -100,6 +106,32 @@ def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
 
 
 @triton.jit
+def loads_first(n):
+    """Ends a block of code, so that all of its loads start before a value is used.
+
+    Otherwise the compiler may put the first use between two loads. Then those behind it
+    start when the first value is there. The loop never runs, since n is below 2^30.
+    """
+    for _ in range(n >> 30):
+        tl.debug_barrier()
+
+
+@triton.jit
+def cut(part, start, body, n_parts, BLOCK_COLS, LINE):
+    """Where a part of a row's body begins and ends, counted from the body's start.
+
+    Parts end where lines of memory (LINE elements) end, if the last part has room for
+    what the first one then lacks.
+
+    Args:
+        start: of the body, counted from the start of a line.
+    """
+    lead = tl.where(n_parts * BLOCK_COLS - body < LINE, 0, start % LINE).to(body.dtype)
+    end = tl.minimum((part + 1) * BLOCK_COLS - lead, body)
+    return tl.maximum(part * BLOCK_COLS - lead, 0), end
+
+
+@triton.jit
 def reduce_part(row, part, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
     """The pair of a part of a row, and what `store_part` needs."""
     output_ptr, input_ptr, output_stride, input_stride, shift, n_cols, n_parts = matrix
@@ -112,12 +144,15 @@ def reduce_part(row, part, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
         at_edge = at_edge & (part == tl.where(edge < VECTOR, 0, n_parts - 1))
         edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
         edge_ptrs = output_ptr + output_row + edge_cols
-        start = (output_row + shift + head) // VECTOR * VECTOR + first
+        start = output_row + shift + head
+        LINE: tl.constexpr = 1024 // output_ptr.dtype.element_ty.primitive_bitwidth
+        first, end = cut(part, start, body, n_parts, BLOCK_COLS, LINE)
+        start = (start + first) // VECTOR * VECTOR
         input_ptrs = input_ptr + input_row + head + first + cols
         if SAME:
             input_ptrs = tl.multiple_of(input_ptr - shift, 16) + start + cols
         output_ptrs = tl.multiple_of(output_ptr - shift, 16) + start + cols
-        inside = cols // VECTOR * VECTOR < body - first
+        inside = cols // VECTOR * VECTOR < end - first
     else:
         edges, edge_ptrs, at_edge = 0, 0, 0  # none
         start = row * (input_stride // VECTOR * VECTOR) + first
@@ -126,6 +161,8 @@ def reduce_part(row, part, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
         output_ptrs = output_ptr + start + cols
         inside = cols < n_cols // VECTOR * VECTOR - first
     x = load_or_neg_inf(input_ptrs, inside)
+    if EDGES:
+        loads_first(n_parts)
     part_max = tl.max(x.to(tl.float32), axis=0)
     if EDGES:
         part_max = tl.maximum(part_max, tl.max(edges.to(tl.float32), axis=0))
@@ -198,8 +235,8 @@ def softmax_kernel(
     pair is the same, bit by bit, whichever program computes it.
 
     Args: as in `kernels.unaligned`, and the output may be the input.
-        words_ptr: 2 * n_parts words (int64) for each row: maxima, then sums. Then one
-            for each program, in which it counts replays.
+        words_ptr: words (int64), `in_lines(2 * n_parts)` for each row: maxima, then
+            sums. Then one for each program, in which it counts replays.
         tag: no earlier call's word has it. None where a graph replays the call.
         n_parts: parts of a row, and programs along the grid's first axis.
         BLOCK_COLS: columns of a part.
@@ -213,8 +250,10 @@ def softmax_kernel(
     matrix = output_ptr, input_ptr, output_row_stride, input_row_stride, output_shift
     matrix += n_cols, n_parts
     part = reduce_part(row, own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
-    tag = tag_of(tag, words_ptr + (2 * tl.num_programs(1) + row) * n_parts + own)
-    row_ptr = words_ptr + row * (2 * n_parts)
+    row_words = in_lines(2 * n_parts)
+    count_ptr = words_ptr + tl.num_programs(1) * row_words + row * n_parts + own
+    tag = tag_of(tag, count_ptr)
+    row_ptr = words_ptr + row * row_words
     words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own
     tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
     tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
@@ -301,6 +340,11 @@ def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
     return max(1, launch.ceil_div(n_cols // vector * vector, block_cols))
 
 
+def count_words(n_rows: int, n_parts: int, of_part: int) -> int:
+    """A call's words: `of_part` for each part, `in_lines`, and one for each program."""
+    return n_rows * (launch.ceil_div(of_part * n_parts, 16) * 16 + n_parts)
+
+
 def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
@@ -316,7 +360,7 @@ def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launc
         scalars=(output.stride(0), x.stride(0), row_shift(output), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        n_words=3 * n_rows * n_parts,
+        n_words=count_words(n_rows, n_parts, 2),
     )
 
 

@@ -26,6 +26,7 @@ LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program t
 LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
 WARPS = 4  # an SM issues from 4 at once: with fewer for each SM, tiles shrink
+BYTES_PER_WARP, MOST_WARPS = 2048, 8  # of a row, where no SM has two
 STAGED, WINDOWS = 64, range(600, 65537)  # 16-bit columns: the most, and which
 
 
@@ -162,15 +163,21 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
 
 
 def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.Config:
-    """A configuration for few rows: lengths up to a power of two share a kernel."""
+    """A configuration for few rows: lengths up to a power of two share a kernel.
+
+    A row has more warps than where it shares its SM with other rows.
+    """
     vector = 16 // size if aligned or same else 1
     body = n_cols // vector * vector
     longest = max(launch.power_of_2(body), 512 // size)
     if body <= longest * 5 // 8 and longest * size == 32768:  # split, as in `tiled`
         longest = longest * 5 // 8
     if aligned or (size == 4 and not same):
-        return tiled.choose_config(longest, size, vector)
-    return unaligned.choose_config(longest, size, same)
+        config = tiled.choose_config(longest, size, vector)
+    else:
+        config = unaligned.choose_config(longest, size, same)
+    warps = min(longest * size // BYTES_PER_WARP, MOST_WARPS)
+    return replace(config, num_warps=max(warps, config.num_warps))
 
 
 def in_smaller_tiles(made: launch.Launch, n_rows: int) -> launch.Launch:

@@ -19,7 +19,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels import cooperative
-from kernels.cooperative import INTERPRETED, choose_task, count_parts, pack
+from kernels.cooperative import (
+    INTERPRETED,
+    choose_task,
+    count_parts,
+    cut,
+    in_lines,
+    loads_first,
+    pack,
+)
 from kernels.lab import launch
 from kernels.lab.backward import Backward
 from kernels.lab.launch import Launch, Pointer, constants_of, pointer_to
@@ -212,8 +220,9 @@ def gradient_kernel(
     Args:
         output_ptr, gradient_ptr, y_ptr: contiguous tensors that start at multiples of
             16 bytes, so that all three are aligned in the same places.
-        words_ptr: n_parts words (int64) for each row: the parts' sums of products. In
-            step 1, as many float32 to write; in step 2, a float32 to read for each row.
+        words_ptr: words (int64), `in_lines(n_parts)` for each row: the parts' sums of
+            products. Then one for each program, in which it counts replays. In step 1,
+            n_parts float32 for each row to write; in step 2, one for each row to read.
         tag: this call's; used in step 0 only, and only where BLOCK_PARTS exceeds 1.
         n_rows, n_cols: the tensors' shape.
         n_parts: of a row; 1 where a row is not shared.
@@ -230,7 +239,8 @@ def gradient_kernel(
     if STEP == 2:  # backwards, since L2 still holds what step 1 read last
         own = tl.num_programs(0) - 1 - own
     if BLOCK_PARTS > 1:
-        tag = cooperative.tag_of(tag, words_ptr + (tl.num_programs(0) + own))
+        row_words = in_lines(n_parts)
+        tag = cooperative.tag_of(tag, words_ptr + (n_rows * row_words + own))
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
@@ -250,11 +260,18 @@ def gradient_kernel(
             edges = start[None, :] + edge_cols
             edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
             start += head
-            inside = is_row[:, None] & (cols // VECTOR * VECTOR < body[:, None] - first)
+            LINE: tl.constexpr = 1024 // y_ptr.dtype.element_ty.primitive_bitwidth
+            if BLOCK_PARTS > 1:  # a part has one row
+                part = part.to(n_cols.dtype)
+                first, body = cut(part, start, body, n_parts, BLOCK_COLS, LINE)
+            length = (body - first)[:, None]
+            inside = is_row[:, None] & (cols // VECTOR * VECTOR < length)
         else:
             inside = is_row[:, None] & (cols < n_cols // VECTOR * VECTOR - first)
-        offsets = (start // VECTOR * VECTOR + first)[:, None] + cols
+        offsets = ((start + first) // VECTOR * VECTOR)[:, None] + cols
         g, y = load_both(gradient_ptr, y_ptr, offsets, inside)
+        if EDGES and BLOCK_PARTS > 1:
+            loads_first(n_parts)
         row_dot = dot(g, y, 1)
         if EDGES:
             row_dot += dot(edge_g, edge_y, 0)
@@ -266,7 +283,7 @@ def gradient_kernel(
             row_dot = tl.full((ROWS,), tl.load(words_ptr + task // n_parts), tl.float32)
         elif BLOCK_PARTS > 1:
             part_dot = tl.sum(row_dot, axis=0)  # of the only row
-            row_ptr = words_ptr + (task // n_parts).to(tl.int64) * n_parts
+            row_ptr = words_ptr + (task // n_parts).to(tl.int64) * row_words
             tl.atomic_xchg(row_ptr + part, pack(part_dot, tag), sem="relaxed")
             dots, missing, n_missing = look(row_ptr, tag, n_parts, BLOCK_PARTS)
             looks = 1
@@ -415,7 +432,7 @@ def launch_for(
         scalars=scalars,
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),
-        n_words=2 * n_rows * n_parts if n_parts > 1 else 0,
+        n_words=cooperative.count_words(n_rows, n_parts, 1) if n_parts > 1 else 0,
     )
 
 

@@ -17,7 +17,16 @@ import triton
 import triton.language as tl
 
 from kernels import online, tiled, unaligned
-from kernels.cooperative import PATIENCE, choose_task, look, no_pairs, pack, tag_of
+from kernels.cooperative import (
+    PATIENCE,
+    choose_task,
+    count_words,
+    in_lines,
+    look,
+    no_pairs,
+    pack,
+    tag_of,
+)
 from kernels.lab import launch, shared
 from kernels.lab.launch import (
     SIZES,
@@ -249,7 +258,8 @@ def softmax_kernel(
     matrix += output_shift, input_shift, n_cols
     own = tl.program_id(0)
     if BLOCK_PARTS > 1:
-        tag = tag_of(tag, words_ptr + (2 * tl.num_programs(0) + own))
+        n_rows, row_words = tl.num_programs(0) // n_parts, in_lines(2 * n_parts)
+        tag = tag_of(tag, words_ptr + (n_rows * row_words + own))
     task = own  # the program whose part this program computes; -1 at the end
     while task >= 0:
         row = (task // n_parts).to(tl.int64)
@@ -258,7 +268,7 @@ def softmax_kernel(
             store_part(part, part[0], part[1], WORDS, REST, THREADS)
             task = -1
         else:
-            row_ptr = words_ptr + row * (2 * n_parts)
+            row_ptr = words_ptr + row * row_words
             words, word_ptr = (row_ptr, tag, n_parts), row_ptr + task % n_parts
             tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
             tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
@@ -349,7 +359,7 @@ def launch_for(
         scalars=(*scalars, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        n_words=3 * n_rows * n_parts if in_parts else 0,
+        n_words=count_words(n_rows, n_parts, 2) if in_parts else 0,
     )
 
 

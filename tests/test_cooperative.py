@@ -1,6 +1,7 @@
 """Programs that share a row: right with partners and without, and never stuck."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -226,10 +227,16 @@ def test_errors_name_what_was_got():
 # ---- words ---------------------------------------------------------------------------
 
 
+def rows_of_words(call: Call) -> torch.Tensor:
+    """For each row its words, which fill whole lines of 128 bytes."""
+    row_words = math.ceil(2 * call.n_parts / 16) * 16
+    return call.words[: len(call.x) * row_words].view(len(call.x), row_words)
+
+
 def words_of(call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Row by row: the parts' maxima, their sums, and the tags of both."""
-    pairs = call.words[: 2 * len(call.x) * call.n_parts]
-    halves = pairs.cpu().view(torch.int32).view(len(call.x), 2, -1, 2)
+    pairs = rows_of_words(call)[:, : 2 * call.n_parts].cpu().contiguous()
+    halves = pairs.view(torch.int32).view(len(call.x), 2, -1, 2)
     tags, values = halves.unbind(-1)
     return *values.contiguous().view(torch.float32).unbind(1), tags
 
@@ -243,6 +250,47 @@ def test_words_are_the_pairs_of_the_parts():
     wanted = (parts - parts.amax(2, keepdim=True)).exp().sum(2)
     torch.testing.assert_close(sums.double(), wanted, rtol=1e-6, atol=0)
     assert (tags == TAG).all()
+
+
+def test_words_of_two_rows_share_no_line():
+    """A line has 128 bytes, so 16 words."""
+    call = Call(matrix(3, 70))
+    call.launch()
+    written = (call.words.cpu() != 0).nonzero().flatten() // 16
+    of_pairs = written[: 3 * 2 * call.n_parts].view(3, -1)  # behind them are counts
+    lines = [{*row.tolist()} for row in of_pairs]
+    assert len(set.union(*lines)) == sum(map(len, lines))
+
+
+# ---- parts ---------------------------------------------------------------------------
+
+
+@triton.jit
+def cut_kernel(output_ptr, start, body, N: tl.constexpr, B: tl.constexpr):
+    """Program k writes where part k begins and ends."""
+    part = tl.program_id(0)
+    begin, end = cooperative.cut(part, start, body, N, B, 64)
+    tl.store(output_ptr + 2 * part, begin)
+    tl.store(output_ptr + 2 * part + 1, end)
+
+
+@pytest.mark.parametrize("body", [8, 200, 256, 449, 456, 512, 700, 960, 1024])
+def test_parts_end_where_lines_end_if_there_is_room(body):
+    n_parts = math.ceil(body / 256)
+    for start in range(0, 192, 24):
+        ends = torch.zeros(n_parts, 2, dtype=torch.int32, device=backend.DEVICE)
+        cut_kernel[(n_parts,)](ends, start, body, n_parts, 256)
+        begins, ends = ends.T.tolist()
+        assert [begins[0], ends[-1]] == [0, body]
+        assert begins[1:] == ends[:-1]  # no value twice, and none left out
+        longest = max(b - a for a, b in zip(begins, ends, strict=True))
+        assert 0 < longest <= 256
+        has_room = 256 * n_parts - body >= 64
+        edge = 0 if has_room else start % 64
+        assert all((start + end) % 64 == edge for end in ends[:-1])
+
+
+# ---- words of other calls ------------------------------------------------------------
 
 
 def garbage(n_words: int, tag: int) -> torch.Tensor:
@@ -269,8 +317,8 @@ def test_words_of_this_call_are_taken():
 def test_a_pair_is_there_only_if_both_words_are(half):
     call = Call(matrix(2, 70))
     call.launch()
-    words = call.words[: 4 * call.n_parts].view(2, 2, -1)
-    words[:, half] = garbage(2 * call.n_parts, TAG - 1).view(2, -1)
+    words = rows_of_words(call)
+    words[:, half * call.n_parts :][:, : call.n_parts] = garbage(1, TAG - 1)
     assert_right(call.launch(), call.x)
 
 

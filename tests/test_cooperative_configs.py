@@ -13,7 +13,7 @@ from kernels import cooperative, unaligned
 from kernels.lab import backend, compile, gpu, occupancy
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from tests.helpers import TRITON, matrix
+from tests.helpers import TRITON, loads_before_use, matrix
 from tests.test_cooperative import LONGEST, parts_of
 
 # ---- the configuration ---------------------------------------------------------------
@@ -183,7 +183,8 @@ def test_a_launch_needs_no_memory(dtype, stride, offset):
     ghost = ghost.as_strided(x.shape, x.stride(), offset)
     launch = cooperative.launch_for(y, x)
     assert cooperative.launch_for(y.to("meta"), ghost) == launch
-    assert launch.n_words == 3 * math.prod(launch.grid)
+    n_parts, n_rows = launch.grid
+    assert launch.n_words == n_rows * (16 * math.ceil(2 * n_parts / 16) + n_parts)
 
 
 # ---- what the compiler makes of it ---------------------------------------------------
@@ -212,6 +213,28 @@ def test_words_travel_whole_and_without_fences(dtype):
 def test_little_spills_where_rows_start_anywhere(n_cols, dtype):
     kernel, _ = compiled(dtype, 2**28 // n_cols, n_cols)
     assert kernel.spills <= (136 if TRITON >= (3, 9) else 8)
+
+
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [((135, 1_000_003), torch.bfloat16), ((23, 3_000_001), torch.float32)],
+)
+def test_nearly_all_loads_start_before_a_value_is_used(shape, dtype):
+    """Rows that start anywhere: without `loads_first` their loads take two turns."""
+    kernel, _ = compiled(dtype, *shape)
+    n_before, n_loads = loads_before_use(kernel.sass)
+    assert n_before >= n_loads * 7 / 8 > 0
+
+
+def test_a_use_between_loads_is_found():
+    load = "    @P0 LDG.E.EL.128 R8, desc[UR4][R2.64]\n"
+    later = load.replace("R8", "R12")
+    use, other = "    FMUL R4, R11, R7 \n", "    FMUL R4, R12, R7 \n"
+    again = "    MOV R9, R5 \n    MOV R8, R9 \n"
+    assert loads_before_use(load + later + use + "ATOMG") == (2, 2)
+    assert loads_before_use(load + use + later + "ATOMG") == (1, 2)
+    assert loads_before_use(load + other + later + "ATOMG") == (2, 2)
+    assert loads_before_use(again + load + later + use + load + "ATOMG") == (2, 3)
 
 
 def test_a_helper_sees_the_words_before_it_loads():

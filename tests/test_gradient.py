@@ -67,7 +67,7 @@ class Call:
         tensors = self.output, self.g, self.y
         config = parts_of(n_cols, block_cols, self.y.element_size())
         self.prepared = gradient.launch_for(*tensors, config)
-        self.n_words = self.prepared.n_words
+        self.n_words, self.n_parts = self.prepared.n_words, self.prepared.scalars[-1]
         self.words = torch.zeros(self.n_words, dtype=torch.int64, device=self.y.device)
 
     def launch(self, tag: int = TAG, n_programs: int | None = None) -> torch.Tensor:
@@ -337,7 +337,7 @@ def launched_twice(n_cols: int) -> None:
 
 @pytest.mark.parametrize("n_cols", [64, 69])
 def test_shared_rows_move_no_more_if_partners_are_there(n_cols):
-    n_parts = Call(2, n_cols).n_words // 4
+    n_parts = Call(2, n_cols).n_parts
     traffic = meter.count(launched_twice, n_cols)
     *_, launch = (op for op in traffic.rows if op.grid)
     moved = launch.read_values, launch.written_values
@@ -357,12 +357,20 @@ def test_parts_that_are_no_whole_rows(n_cols, dtype):
     assert_is_gradient(by_parts(g, y), g, y)
 
 
+def test_words_of_two_rows_share_no_line():
+    call = Call(3, 70)
+    call.launch()
+    written = (call.words.cpu() != 0).nonzero().flatten() // 16
+    lines = [{*row.tolist()} for row in written[: 3 * call.n_parts].view(3, -1)]
+    assert len(set.union(*lines)) == sum(map(len, lines))
+
+
 @pytest.mark.parametrize("n_cols", [96, 101])
 @pytest.mark.parametrize("absent", [1, 2, 5])
 def test_programs_without_partners_end_and_are_right(absent, n_cols):
     """They compute the sums of the parts whose programs do not come."""
     call = Call(3, n_cols)
-    n_parts = call.n_words // 6
+    n_parts = call.n_parts
     x = call.launch(n_programs=3 * n_parts - absent)
     assert_is_gradient(x[:2], call.g[:2], call.y[:2])
     whole = softmax_backward(call.g, call.y)
@@ -426,7 +434,7 @@ def test_a_third_of_the_slots_stays_free(n_slots, n_launches, monkeypatch):
     """The rows of calls on other streams may need as many, and none waits for long."""
     monkeypatch.setattr(launch_module, "programs_at_once", lambda *_: n_slots)
     y = torch.empty(999, 4 * 4096, device="meta")  # four parts of 16 KiB
-    assert gradient.launch_for(y, y, y).n_words == 8 * 999
+    assert gradient.launch_for(y, y, y).n_words == 999 * (16 + 4)
     steps = gradient.steps_for(y, y, y)
     assert (1 if steps is None else len(steps)) == n_launches
 

@@ -55,7 +55,7 @@ def test_the_steps_helpers_and_lines_are_the_chapters():
         "head, body = split_row(start, n_cols, VECTOR)",
         "edge = tl.arange(0, 2 * VECTOR)[:, None]",
         "start += head",
-        "offsets = (start // VECTOR * VECTOR",
+        "// VECTOR * VECTOR)[:, None] + cols",
         "row_dot = dot(g, y, 1)",
         "dot(edge_g, edge_y, 0)",
         "combine(edge_g, edge_y, row_dot[None, :])",
