@@ -14,8 +14,9 @@ Both have the provider `stream`: `torch.add` of the two matrices, which reads tw
 and writes one for each, as the ideal gradient does.
 
 Rows that programs share reach less of the stream than most others (`gradient.csv`).
-Tried for them on an H200, and no faster: parts of 32 KiB by 4 and 8 warps, loading
-edges after the body, and each share of an SM's memory for L1.
+Tried for them on an H200, and no faster: parts of 8 and 32 KiB, 1 to 8 warps, loading
+edges after the body or in a branch, other hints for L2, and each share of an SM's
+memory for L1. What helped is in `benchmarks.details`.
 
 Weighed: calling each library's kernel for the gradient directly. Their signatures
 differ from version to version, and autograd's own time is the host's, which the clock
