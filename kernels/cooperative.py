@@ -2,12 +2,11 @@
 
 Builds on: `kernels.unaligned`, and the (max, sum) pairs of `kernels.online`.
 Changes: a program holds one part of a row. It publishes the part's (max, sum) pair,
-    waits for the pairs of the row's other parts, merges all pairs, and writes the
-    softmax of what it still holds. If a pair does not come, it computes that pair too.
-Costs: MN values read and MN written, and two 64-bit words for each part. Rows that
-    would take too much of the GPU are for `online`.
+    waits for the other parts', merges all, and writes the softmax of what it still
+    holds. If a pair does not come, it computes that pair too.
+Costs: MN values read and MN written, and two 64-bit words for each part.
 Source: PTX ISA, memory consistency model; Merrill and Garland, "Single-pass parallel
-    prefix scan with decoupled look-back", 2016, whose programs wait for each other too.
+    prefix scan with decoupled look-back", 2016.
 """
 
 from dataclasses import dataclass
@@ -96,8 +95,8 @@ def look(words, maxima, sums, missing):
 @triton.jit
 def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
     """The program whose part comes next: a missing one, or `own` if none is missing."""
-    # Programs of a row may choose at the same moment. If n pairs are there, each takes
-    # every n-th part, counted from its own, so that neighbours choose different parts.
+    # Several may choose at once. If n pairs are there, each takes every n-th part from
+    # its own on, so that neighbours choose different parts.
     part, parts = own % n_parts, tl.arange(0, BLOCK_PARTS)
     n_there = tl.maximum(n_parts - n_missing, 1)
     distance = (parts - part + n_parts * n_there) % n_there
@@ -107,24 +106,17 @@ def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
 
 @triton.jit
 def loads_first(n):
-    """Ends a block of code, so that all of its loads start before a value is used.
-
-    Otherwise the compiler may put the first use between two loads. Then those behind it
-    start when the first value is there. The loop never runs, since n is below 2^30.
-    """
-    for _ in range(n >> 30):
+    """Keeps the compiler from using a value before all loads so far have started."""
+    for _ in range(n >> 30):  # never, but no use moves above a loop
         tl.debug_barrier()
 
 
 @triton.jit
 def cut(part, start, body, n_parts, BLOCK_COLS, LINE):
-    """Where a part of a row's body begins and ends, counted from the body's start.
+    """Where a part begins and ends, counted from its row's body.
 
-    Parts end where lines of memory (LINE elements) end, if the last part has room for
-    what the first one then lacks.
-
-    Args:
-        start: of the body, counted from the start of a line.
+    The body is `start` elements behind the start of a line of memory. Parts end where
+    lines do, if the last part has room for what the first one then lacks.
     """
     lead = tl.where(n_parts * BLOCK_COLS - body < LINE, 0, start % LINE).to(body.dtype)
     end = tl.minimum((part + 1) * BLOCK_COLS - lead, body)
@@ -145,8 +137,7 @@ def reduce_part(row, part, matrix, BLOCK_COLS, VECTOR, EDGES, SAME):
         edges = load_or_neg_inf(input_ptr + input_row + edge_cols, at_edge)
         edge_ptrs = output_ptr + output_row + edge_cols
         start = output_row + shift + head
-        LINE: tl.constexpr = 1024 // output_ptr.dtype.element_ty.primitive_bitwidth
-        first, end = cut(part, start, body, n_parts, BLOCK_COLS, LINE)
+        first, end = cut(part, start, body, n_parts, BLOCK_COLS, 8 * VECTOR)
         start = (start + first) // VECTOR * VECTOR
         input_ptrs = input_ptr + input_row + head + first + cols
         if SAME:
@@ -196,8 +187,7 @@ def help_row(row, own, words, matrix, BLOCK_COLS, BLOCK_PARTS, VECTOR, EDGES, SA
     while n_missing >= 0:
         maxima, sums, missing, n_missing = look(words, maxima, sums, missing)
         task = choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS)
-        # Where the output is the input, x may hold results already. But a program has
-        # published before it stores: then the words are no longer those `seen`.
+        # In place, x may be results already; then the words are not those `seen`.
         word_ptr = row_ptr + task
         seen_max = tl.load(word_ptr, volatile=True)
         seen_sum = tl.load(word_ptr + n_parts, volatile=True)
@@ -230,17 +220,16 @@ def softmax_kernel(
 ):
     """One program computes one part of the softmax of one row.
 
-    It waits for the pairs of the row's other parts. When its patience ends, it helps:
-    it computes missing pairs until none is missing, and then its own part once more. A
-    pair is the same, bit by bit, whichever program computes it.
+    It waits for the pairs of the other parts. When its patience ends, it helps: it
+    computes missing pairs, and then its own part once more. A pair is the same, bit by
+    bit, whichever program computes it.
 
     Args: as in `kernels.unaligned`, and the output may be the input.
         words_ptr: words (int64), `in_lines(2 * n_parts)` for each row: maxima, then
             sums. Then one for each program, in which it counts replays.
         tag: no earlier call's word has it. None where a graph replays the call.
         n_parts: parts of a row, and programs along the grid's first axis.
-        BLOCK_COLS: columns of a part.
-        BLOCK_PARTS: a power of two, at least n_parts.
+        BLOCK_COLS, BLOCK_PARTS: columns of a part; n_parts or more. Powers of two.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
             the last part its tail. SAME is not used without it.
         PATIENCE: how often a program looks for the other parts before it helps.
@@ -250,10 +239,9 @@ def softmax_kernel(
     matrix = output_ptr, input_ptr, output_row_stride, input_row_stride, output_shift
     matrix += n_cols, n_parts
     part = reduce_part(row, own, matrix, BLOCK_COLS, VECTOR, EDGES, SAME)
-    row_words = in_lines(2 * n_parts)
-    count_ptr = words_ptr + tl.num_programs(1) * row_words + row * n_parts + own
-    tag = tag_of(tag, count_ptr)
-    row_ptr = words_ptr + row * row_words
+    count_ptr = words_ptr + tl.num_programs(1) * in_lines(2 * n_parts)
+    tag = tag_of(tag, count_ptr + row * n_parts + own)
+    row_ptr = words_ptr + row * in_lines(2 * n_parts)
     words, word_ptr = (row_ptr, tag, n_parts), row_ptr + own
     tl.atomic_xchg(word_ptr, pack(part[0], tag), sem="relaxed")
     tl.atomic_xchg(word_ptr + n_parts, pack(part[1], tag), sem="relaxed")
@@ -289,10 +277,9 @@ def choose_config(
 ) -> Config:
     """The configuration for n_rows rows of n_cols values, on the current GPU.
 
-    While a program waits, only other programs load. So parts are large, and a thread's
-    registers are capped, to keep as much of the matrix as possible in each SM: 192 KiB
-    with 80 registers. A small tensor has small parts, so that many SMs get one.
-    `unaligned.alignment` returns the last arguments.
+    While a program waits, only others load. So parts are large, and registers capped,
+    to hold much of the matrix in each SM: 192 KiB with 80 registers. A small tensor has
+    small parts, for many SMs. vector, same_shift: `unaligned.alignment`'s.
     """
     (sms, threads), row_bytes = launch.sms_and_threads(), n_cols * element_size
     fit = row_bytes < (32 if same_shift else 4 * element_size) * threads * sms
@@ -323,10 +310,9 @@ def choose_config(
 def are_resident(
     n_rows: int, n_cols: int, element_size: int, vector: int, same_shift: bool
 ) -> bool:
-    """Whether the current GPU runs all programs of a row at once.
+    """Whether the current GPU runs all programs of a row at once, beside other calls'.
 
-    A third of the slots stays free for rows of other calls; half or two thirds where x
-    is loaded by element, since `online` is faster there. Args: see `choose_config`.
+    A third of the slots stays free, or more. Args: see `choose_config`.
     """
     config = choose_config(n_rows, n_cols, element_size, vector, same_shift)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
@@ -338,11 +324,6 @@ def are_resident(
 def count_parts(n_cols: int, block_cols: int, vector: int) -> int:
     """The parts of a row. Its last n_cols % vector values make no part of their own."""
     return max(1, launch.ceil_div(n_cols // vector * vector, block_cols))
-
-
-def count_words(n_rows: int, n_parts: int, of_part: int) -> int:
-    """A call's words: `of_part` for each part, `in_lines`, and one for each program."""
-    return n_rows * (launch.ceil_div(of_part * n_parts, 16) * 16 + n_parts)
 
 
 def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launch:
@@ -360,7 +341,7 @@ def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launc
         scalars=(output.stride(0), x.stride(0), row_shift(output), n_cols, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        n_words=count_words(n_rows, n_parts, 2),
+        n_words=n_rows * (launch.ceil_div(n_parts, 8) * 16 + n_parts),
     )
 
 

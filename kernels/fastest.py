@@ -26,7 +26,7 @@ LONGEST_TILE, LONGEST_OF_FEW = 65536, 32768  # bytes of a row that one program t
 LONGEST_APART = {2: 16384, 4: 32768}  # the same where it loads by element
 LONGEST_SPLIT, LONGEST_NARROW = 8192, 32768  # for `tiled`: in two blocks; by 8 bytes
 WARPS = 4  # an SM issues from 4 at once: with fewer for each SM, tiles shrink
-BYTES_PER_WARP, MOST_WARPS = 2048, 8  # of a row, where no SM has two
+BYTES_PER_WARP = 2048  # of a row that has an SM to itself
 STAGED, WINDOWS = 64, range(600, 65537)  # 16-bit columns: the most, and which
 
 
@@ -39,12 +39,11 @@ def choose(
 ) -> str:
     """Returns the name of the chapter whose kernel takes a matrix of adjacent columns.
 
-    A program takes a whole row of up to LONGEST_TILE bytes; LONGEST_OF_FEW if the
-    matrix is too small to fill the GPU; LONGEST_APART if it loads by element. Several
-    programs share a longer row if all of them run at once, beside others; `online`
-    takes the rest. Of a program's rows, `tiled` takes those with wide accesses, unless
-    several warps would hold two blocks, `staged` many short ones of 16 bits, and
-    `windows` many of 16 bits that start elsewhere in the output.
+    A program takes a row of up to LONGEST_TILE bytes; LONGEST_OF_FEW if the matrix is
+    too small to fill the GPU; LONGEST_APART if it loads by element. Programs share a
+    longer row if all run at once, beside others; `online` takes the rest. `tiled` takes
+    rows with wide accesses, unless several warps would hold two blocks, `staged` many
+    short ones of 16 bits, and `windows` many that start elsewhere in the output.
 
     Args:
         n_rows, n_cols, dtype: the matrix's; dtype is one of DTYPES.
@@ -84,8 +83,8 @@ def softmax(
 ) -> Tensor:
     """The softmax of x along a dimension.
 
-    Works under `torch.compile` and `torch.func`, which see one operator, in CUDA
-    graphs, and on several streams. A new configuration is compiled at first use.
+    Works under `torch.compile` and `torch.func`, in CUDA graphs, on several streams. A
+    new configuration is compiled at first use.
 
     Args:
         x: of any shape and strides, float16, bfloat16, float32 or float64; computed in
@@ -163,20 +162,16 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
 
 
 def _config_of_few(n_cols: int, size: int, aligned: bool, same: bool) -> tiled.Config:
-    """A configuration for few rows: lengths up to a power of two share a kernel.
-
-    A row has more warps than where it shares its SM with other rows.
-    """
+    """A configuration for few rows: lengths up to a power of two share a kernel."""
     vector = 16 // size if aligned or same else 1
     body = n_cols // vector * vector
     longest = max(launch.power_of_2(body), 512 // size)
     if body <= longest * 5 // 8 and longest * size == 32768:  # split, as in `tiled`
         longest = longest * 5 // 8
+    config = unaligned.choose_config(longest, size, same)
     if aligned or (size == 4 and not same):
         config = tiled.choose_config(longest, size, vector)
-    else:
-        config = unaligned.choose_config(longest, size, same)
-    warps = min(longest * size // BYTES_PER_WARP, MOST_WARPS)
+    warps = min(longest * size // BYTES_PER_WARP, 8)
     return replace(config, num_warps=max(warps, config.num_warps))
 
 

@@ -260,10 +260,9 @@ def gradient_kernel(
             edges = start[None, :] + edge_cols
             edge_g, edge_y = load_both(gradient_ptr, y_ptr, edges, at_edge)
             start += head
-            LINE: tl.constexpr = 1024 // y_ptr.dtype.element_ty.primitive_bitwidth
             if BLOCK_PARTS > 1:  # a part has one row
                 part = part.to(n_cols.dtype)
-                first, body = cut(part, start, body, n_parts, BLOCK_COLS, LINE)
+                first, body = cut(part, start, body, n_parts, BLOCK_COLS, 8 * VECTOR)
             length = (body - first)[:, None]
             inside = is_row[:, None] & (cols // VECTOR * VECTOR < length)
         else:
@@ -432,7 +431,7 @@ def launch_for(
         scalars=scalars,
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(gradient), pointer_to(y)),
-        n_words=cooperative.count_words(n_rows, n_parts, 1) if n_parts > 1 else 0,
+        n_words=n_rows * (launch.ceil_div(n_parts, 16) * 16 + n_parts) * (n_parts > 1),
     )
 
 

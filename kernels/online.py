@@ -2,9 +2,8 @@
 
 Builds on: `kernels.tiled`.
 Changes: a program sees its rows block after block, and merges each block's (max, sum)
-    pair into that of all before. Then it reads the rows a second time, last block
-    first, to write the results. `prepare` has programs share rows too few to fill the
-    GPU, in two launches: one finds parts' pairs, one merges and writes.
+    pair into that of all before. Then it reads the rows again, last block first, to
+    write the results. `prepare` shares few rows in two launches: parts' pairs, results.
 Costs: 2MN values read and MN written. Values that the L2 cache still holds at the
     second reading do not come from memory.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
@@ -95,12 +94,10 @@ def softmax_kernel(
     Args:
         output_ptr, input_ptr: the first elements of tensors (outer, n_cols, n_inner).
         pairs_ptr: (2, n_rows, parts): maxima, then sums. Not used in step 0.
-        output_outer_stride, …, input_inner_stride: elements from one index to the next
-            along each of the three dimensions.
+        output_outer_stride, …, input_inner_stride: of the three dimensions.
         n_rows: outer * n_inner. Row r is [r // n_inner, :, r % n_inner].
         part_blocks: blocks of a part. The last part may have fewer.
-        ROWS: rows that one program computes together, a power of two.
-        BLOCK_COLS: columns in registers at a time, a power of two.
+        ROWS, BLOCK_COLS: rows and columns in registers at a time, powers of two.
         ACCUMULATORS: running pairs of each row, a power of two, at most BLOCK_COLS.
             Pair i is that of the columns i, i + ACCUMULATORS, ….
         BACKWARDS: whether the second loop begins with the block that was read last.
@@ -113,8 +110,7 @@ def softmax_kernel(
     # The output may have a wider dtype than the input, and has no narrower one.
     DOUBLE: tl.constexpr = output_ptr.dtype.element_ty == tl.float64
     DTYPE: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    # A block has the shape (ROWS, WIDTH, ACCUMULATORS). The loop reduces along WIDTH,
-    # inside a thread; threads exchange values only once, after the loop.
+    # Blocks are (ROWS, WIDTH, ACCUMULATORS). The loop reduces along WIDTH, in a thread.
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     row, turn = rows[:, None, None], tl.arange(0, WIDTH)[None, :, None].to(tl.int64)
     col = turn * ACCUMULATORS + tl.arange(0, ACCUMULATORS)[None, None, :]
@@ -186,11 +182,10 @@ def choose_config(
 
     A tile has BLOCK_BYTES, or a whole row if that is shorter. Rows shorter than
     TILE_BYTES share a tile. Tiles are large: the fewer rows are in progress, the more
-    of each row L2 still holds at the second reading. (For rows that fit L2 anyway,
-    smaller programs are faster.) Where programs share rows, in steps 1 and 2, a tile
-    has SHARED_VALUES, half as many in float64. A thread has one pair for each value of
-    a 16-byte access. If only rows are adjacent in memory, a tile has as many rows as
-    fill a cache line, and half the bytes, because reductions across it take registers.
+    of each row L2 still holds at the second reading. Where programs share rows, in
+    steps 1 and 2, a tile has SHARED_VALUES, half as many in float64. A thread has one
+    pair for each value of a 16-byte access. If only rows are adjacent in memory, a tile
+    has the rows of a cache line, and half the bytes: such reductions take registers.
     """
     tile_bytes = SHARED_VALUES * min(element_size, 4) if step else BLOCK_BYTES
     room = tile_bytes // element_size // (2 if adjacent else 1)
@@ -208,8 +203,8 @@ def choose_config(
 def choose_parts(n_tiles: int, n_blocks: int) -> int:
     """How many programs share each of n_tiles tiles, whose rows have n_blocks blocks.
 
-    PROGRAMS_PER_SM for each SM of the current GPU, but a part has two blocks or more.
-    If the tiles alone occupy most SMs, only rows of LONG_BLOCKS are shared.
+    PROGRAMS_PER_SM for each SM, in parts of two blocks or more. If the tiles alone
+    occupy most SMs, only rows of LONG_BLOCKS are shared.
     """
     sms, _ = launch.sms_and_threads()
     if 4 * n_tiles >= 3 * sms and n_blocks < LONG_BLOCKS:
@@ -230,7 +225,7 @@ def launch_for(
 
     Args:
         output, x: matrices, or (outer, n_cols, inner); of one shape, not empty, of any
-            strides; the same tensor, or without shared memory. May be float64.
+            strides, in any dtype; the same tensor, or without shared memory.
         config: None lets `choose_config` choose. Nothing is checked.
         step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
@@ -278,10 +273,7 @@ def prepare(
 
 
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
-    """The softmax of every row, of any length.
-
-    Args, returns, raises: as `tiled.softmax`, any shape, no copy. config: not checked.
-    """
+    """The softmax of rows of any length: as `tiled.softmax`, but nothing is copied."""
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():

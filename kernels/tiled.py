@@ -1,10 +1,9 @@
 """Tiles of short rows, loaded in the widest accesses that the rows' alignment allows.
 
 Builds on: `kernels.persistent`.
-Changes: a program takes one tile of rows and ends, so the GPU hands the tiles out. The
-    kernel tells the compiler which power of two divides the rows' starts, so that each
-    thread moves up to 16 bytes at once. Loads ask L2 to keep their lines. 16-bit values
-    are not kept as float32 between the passes over them.
+Changes: a program takes one tile and ends, so the GPU hands the tiles out. The compiler
+    is told which power of two divides the rows' starts, so that threads move up to 16
+    bytes at once. L2 is asked to keep lines. 16-bit values stay so between passes.
 Costs: MN values read and MN written.
 Source: measured (`notebooks/recorded/`); PTX ISA, cache eviction priority hints.
 """
@@ -27,7 +26,7 @@ BYTES_PER_WARP = 4096  # 128 bytes in each thread
 SHORT_BYTES = 384  # rows shorter than this may use accesses of two elements
 INTERPRETED = tl.constexpr(backend.INTERPRETED)
 LOG2E = tl.constexpr(1.4426950408889634)
-# PTX that makes two float32 of one register. bfloat16 is the upper half of float32.
+# PTX: two float32 of one register. bfloat16 is the upper half of float32.
 FROM_BFLOAT16 = tl.constexpr("shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;")
 FROM_FLOAT16 = tl.constexpr(
     "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }"
@@ -50,8 +49,7 @@ def load_or_neg_inf(ptrs, inside):
 def widen(x):
     """The float32 values of x, converted anew at every call.
 
-    The compiler cannot see that two calls return the same values. So it does not keep
-    them from one pass for the next, in twice the registers of 16-bit values.
+    The compiler cannot see that, so it keeps no float32 of one pass for the next.
     """
     if INTERPRETED or x.dtype.primitive_bitwidth == 32:
         return x.to(tl.float32)
@@ -99,7 +97,7 @@ def softmax_kernel(
         VECTOR: elements that a thread moves at once; divides n_cols and rows' starts.
         RECOMPUTE: whether the first block, too, is converted anew for every pass.
     """
-    # The program's number decides its rows. Shapes: (ROWS, 1) and (1, BLOCK_COLS).
+    # Shapes: (ROWS, 1) and (1, BLOCK_COLS).
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     cols = tl.arange(0, BLOCK_COLS)[None, :]
     is_row = rows < n_rows  # the last tile may lack rows
@@ -162,7 +160,7 @@ def choose_config(n_cols: int, element_size: int, vector: int) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
     A tile has about TILE_BYTES or one row, and a warp for every BYTES_PER_WARP, up to 8
-    warps (16 for 128 KiB). Tiles of 16-bit values and several warps recompute.
+    (16 for 128 KiB). Tiles of 16-bit values and several warps recompute.
     """
     block_cols, rest_cols = split_block(n_cols, vector)
     fitting = math.log2(TILE_BYTES / (n_cols * element_size))
@@ -217,8 +215,7 @@ def softmax(x: Tensor) -> Tensor:
         x: (M, N), float32, float16 or bfloat16, M at most MAX_ROWS and N at most
             MAX_COLS, any strides. Columns that are not adjacent are copied first.
 
-    Returns:
-        (M, N) in x's dtype, contiguous; empty if x is.
+    Returns: (M, N) in x's dtype, contiguous; empty if x is.
 
     Raises:
         TypeError, ValueError: x is not such a matrix.

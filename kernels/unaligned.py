@@ -35,10 +35,7 @@ def split_row(row_start, n_cols, VECTOR: tl.constexpr):
 
 @triton.jit
 def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
-    """The column of each place among a row's edges, and whether the row has it.
-
-    The first VECTOR places are the head's, the next VECTOR the tail's.
-    """
+    """The columns of VECTOR places of the head, then of the tail; which exist."""
     is_head = edge < VECTOR
     cols = tl.where(is_head, edge, head + body + edge - VECTOR)
     return cols, cols < tl.where(is_head, head, n_cols)
@@ -46,10 +43,7 @@ def edge_columns(edge, head, body, n_cols, VECTOR: tl.constexpr):
 
 @triton.jit
 def find_rows(rows, matrix, VECTOR):
-    """Returns each row's start, the lengths of its head and its body, and its length.
-
-    Starts count from an aligned address. A row that the matrix lacks has length 0.
-    """
+    """Each row's start, from an aligned address on; lengths of head, body and row."""
     n_rows, n_cols, row_stride, shift = matrix
     start = rows.to(tl.int64) * row_stride + shift
     n_cols = tl.where(rows < n_rows, n_cols, 0)
@@ -62,9 +56,8 @@ def load_block(source, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
     """Loads bodies, COLS columns from FIRST on, as (turns, ROWS, THREADS, VECTOR).
 
     Each thread makes an access in each turn. Also returns the values' places in the
-    output, and which exist, as a line of adjacent columns for each turn and row. The
-    input's rows are `gap` elements farther from each other than the output's. Values
-    that do not exist are `other`. matrix: see `find_rows`.
+    output, and which exist (the rest is `other`), as a line for each turn and row. The
+    input's row stride is the output's and `gap`. matrix: see `find_rows`.
     """
     ptr, gap, other = source
     SPAN: tl.constexpr = THREADS * VECTOR
@@ -126,15 +119,15 @@ def softmax_kernel(
 ):
     """One program computes the softmax of one tile of rows.
 
-    A thread reduces all that it holds of a row by itself: its accesses to the body and
-    its elements of the edges. So the threads of a row exchange values only once.
+    A thread reduces all that it holds of a row by itself, of body and edges. So the
+    threads of a row exchange values only once.
 
     Args: as in `kernels.tiled`. The two blocks hold the longest body.
         output_shift: elements from an aligned address to the output's first element.
         VECTOR: elements that a thread moves at once in the body.
         THREADS: of a row, a power of two.
         SAME: whether both tensors have one row stride and one `row_shift`. If not,
-            bodies are aligned in the output, and loaded one element at a time.
+            bodies are aligned in the output, and loaded by element.
     """
     matrix = n_rows, n_cols, output_row_stride, output_shift
     # From an aligned address on, so that the compiler can tell where bodies start.
@@ -202,9 +195,9 @@ def choose_config(
 ) -> Config:
     """The configuration for rows of n_cols values of element_size bytes.
 
-    Short rows share a tile; fewer threads take a row if two elements or more divide the
-    rows' starts (`aligned`). A tile of longer rows has about TILE_BYTES (twice that at
-    16 bits) or one row. Where x is loaded by element, accesses of 4 are the fastest.
+    Short rows share a tile, with fewer threads if two elements divide the rows' starts
+    (`aligned`). A tile of longer rows has about TILE_BYTES (twice that at 16 bits) or
+    one row. Where x is loaded by element, accesses of 4 are the fastest.
     """
     is_short, widest = n_cols * element_size < SHORT_BYTES, 16 // element_size
     vector, threads = widest if same_shift else 4, 2 * widest  # of a row in a tile
@@ -239,9 +232,8 @@ def choose_config(
 def launch_for(output: Tensor, x: Tensor, config: tiled.Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    Where 32-bit rows start elsewhere in the output, this is the launch of `tiled`.
-
-    Args: as for `kernels.tiled.launch_for`. A config is taken as it is, of either one.
+    Args: as for `kernels.tiled.launch_for`. config: this module's or that of `tiled`,
+        whose launch this is where 32-bit rows start elsewhere in the output.
     """
     n_rows, n_cols, element_size = *x.shape, x.element_size()
     if config is None:

@@ -20,7 +20,6 @@ from kernels import online, tiled, unaligned
 from kernels.cooperative import (
     PATIENCE,
     choose_task,
-    count_words,
     in_lines,
     look,
     no_pairs,
@@ -359,7 +358,7 @@ def launch_for(
         scalars=(*scalars, n_parts),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
-        n_words=count_words(n_rows, n_parts, 2) if in_parts else 0,
+        n_words=n_rows * (ceil_div(n_parts, 8) * 16 + n_parts) if in_parts else 0,
     )
 
 

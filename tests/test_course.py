@@ -33,9 +33,9 @@ LONGER = {
     "unaligned": 270,  # short rows have a rule of their own, and rows of slices
     "online": 295,  # one launch, or two steps of programs that share rows
     "staged": 295,  # every access to shared memory is a function of its own
-    "cooperative": 369,  # its kernel waits for the other parts, and helps
+    "cooperative": 350,  # its kernel waits for the other parts, and helps
     "windows": 375,  # from chunks to words, of a whole row or of a part
-    "gradient": 479,  # its kernels do what those of three chapters do
+    "gradient": 478,  # its kernels do what those of three chapters do
 }
 LATER = {"fastest": {"kernels.operator"}}  # imported within a function, by its call
 IGNORED = {"nbval-ignore-output", "nbval-skip"}

@@ -1,9 +1,8 @@
 """The two worlds: a CUDA GPU, or Triton's interpreter where there is no usable GPU.
 
-Triton decides once, when it is imported, whether `@triton.jit` makes a compiled or an
-interpreted kernel. So `import kernels` runs this module first. Kernels run on the GPU
-if the CUDA driver reports a device, and PyTorch is built with CUDA and can start the
-driver. Otherwise they are interpreted, and `describe()` says why.
+When it is imported, Triton decides whether kernels are compiled or interpreted. So
+`import kernels` runs this module first. Kernels run on the GPU if the CUDA driver
+reports one that PyTorch can use. Otherwise `describe()` says why not.
 """
 
 import ctypes

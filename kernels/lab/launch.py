@@ -1,13 +1,12 @@
 """One prepared call of a kernel: what to launch, on which grid, with which numbers.
 
-From chapter `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. You can
-call it, compile it ahead of time (`compile.aot(launch, gpu="T4")`), ask for its
-occupancy (`occupancy.of(launch)`), and keep it for the next call on tensors of the same
-form (`direct.CachedLaunch`). It holds no tensors, so tensors on "meta" will do.
+From `tiled` on, a chapter's `launch_for(output, x)` makes a `Launch`. You can call it,
+compile it ahead of time (`compile.aot`), ask for its occupancy (`occupancy.of`), and
+keep it (`direct.CachedLaunch`). It holds no tensors, so tensors on "meta" will do.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,15 +61,13 @@ class Launch:
     """A kernel and everything that a call passes to it, except the tensors.
 
     The kernel's parameters must come in this order: the tensors, the words and a tag if
-    there are words (see `words`), the scalars, the constants. Triton compiles a
-    kernel anew where an integer is 1 or a multiple of 16. A kernel that gains nothing
-    by that, as by the tag, which differs in every call, says `do_not_specialize=SIZES`.
+    there are words, the scalars, the constants. Triton compiles a kernel anew where an
+    integer is 1 or a multiple of 16, unless it has `do_not_specialize=SIZES`.
 
     Attributes:
         kernel, grid: a `@triton.jit` function; programs along up to three axes.
         scalars: the integers that follow the tensors.
-        constants: the kernel's constexprs, in capitals and in the kernel's order, and
-            options of the launch such as num_warps.
+        constants: the kernel's constexprs, in its order and in capitals, and OPTIONS.
         pointers: what the compiler sees of each tensor.
         n_words: 64-bit words through which the programs of one call exchange values.
     """
@@ -98,16 +95,11 @@ class Launch:
         return words.take(self.n_words, x.device) if self.n_words else ()
 
 
-def by_rows(
-    launch_for: Callable, x: torch.Tensor, max_rows: int, max_cols: int
-) -> torch.Tensor:
-    """What a chapter's launch writes for a matrix x; see `tiled.softmax`."""
-    backend.validate(x, max_rows=max_rows, max_cols=max_cols)
-    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if x.numel():
-        x = x if x.stride(1) == 1 else x.contiguous()
-        launch_for(output, x)(output, x)
-    return output
+def by_rows(*how: Any) -> torch.Tensor:
+    """What a chapter's launch writes for a matrix; see `operator.by_rows`."""
+    from kernels.lab import operator  # the course's product never needs it
+
+    return operator.by_rows(*how)
 
 
 def sms_and_threads() -> tuple[int, int]:

@@ -177,6 +177,18 @@ def validate_out(out: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None) 
             )
 
 
+def by_rows(
+    launch_for: Callable, x: torch.Tensor, max_rows: int, max_cols: int
+) -> torch.Tensor:
+    """What a chapter's launch writes for a matrix x; see `tiled.softmax`."""
+    validate_rows(x, max_rows=max_rows, max_cols=max_cols)
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if x.numel():
+        x = x if x.stride(1) == 1 else x.contiguous()
+        launch_for(output, x)(output, x)
+    return output
+
+
 def validate_rows(
     x: torch.Tensor,
     *,
