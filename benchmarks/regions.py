@@ -21,10 +21,10 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
   accesses of 2 or 8 elements, two loads shifted in registers, one program for a row.
 - Few rows: parts of 4 to 32 KiB, 1 to 32 warps; one program of 16 or 32 for a row.
 - Small matrices: other tiles and warps. A kernel for one shape alone takes up to
-  2.7 % less time (`benchmarks.classes`), but every shape would need one.
+  1.7 % less time (`benchmarks.classes`), but every shape would need one.
 
-Nothing was tried for the others, where a peer takes 0.97 to 0.99 of our time: float32
-1000000 × 32 and 31250 × 1024, bfloat16 489 × 8192 and 123 × 131072.
+Nothing was tried for the others, where a peer takes 0.96 to 0.99 of our time: float32
+1000000 × 32 and 31250 × 1024, bfloat16 489 × 8192 and 15625 × 1024.
 """
 
 import math

@@ -13,7 +13,7 @@ calls it.
 Both have the provider `stream`: `torch.add` of the two matrices, which reads two values
 and writes one for each, as the ideal gradient does.
 
-Rows that programs share reach less of the stream than most others (`gradient.csv`).
+The longest rows reach less of the stream than most others (`gradient.csv`).
 Tried for them on an H200, and no faster: parts of 8 and 32 KiB, 1 to 8 warps, loading
 edges after the body or in a branch, other hints for L2, and each share of an SM's
 memory for L1. What helped is in `benchmarks.details`.

@@ -106,8 +106,8 @@ def choose_task(missing, n_missing, own, n_parts, BLOCK_PARTS):
 
 @triton.jit
 def loads_first(n):
-    """Keeps the compiler from using a value before all loads so far have started."""
-    for _ in range(n >> 30):  # never, but no use moves above a loop
+    """Has nearly all loads so far start before a value of one is used."""
+    for _ in range(n >> 30):  # never; the compiler moves hardly anything across a loop
         tl.debug_barrier()
 
 

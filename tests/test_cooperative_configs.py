@@ -212,7 +212,7 @@ def test_words_travel_whole_and_without_fences(dtype):
 @pytest.mark.parametrize("n_cols", [100_001, 1_500_001])
 def test_little_spills_where_rows_start_anywhere(n_cols, dtype):
     kernel, _ = compiled(dtype, 2**28 // n_cols, n_cols)
-    assert kernel.spills <= (136 if TRITON >= (3, 9) else 8)
+    assert kernel.spills <= (144 if TRITON >= (3, 9) else 8)
 
 
 @pytest.mark.parametrize(

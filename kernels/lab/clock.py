@@ -26,7 +26,7 @@ Two safeguards keep the input out of the L2 cache in `device` and `events`.
    kernel may ask L2 to keep its lines longer than others (`evict_last`), and such lines
    outlive a flush: after 1 GiB of other values was read, an H200 still held almost half
    of a matrix of 8 MB (`flush_dram.csv`). With a flush alone, `fastest` took 0.2 to
-   0.5 µs less on inputs of 0.3 to 17 MB; torch, Liger and the copy, which ask for
+   0.5 µs less on inputs of 0.3 to 4 MB; torch, Liger and the copy, which ask for
    nothing, took the same within 0.2 µs (`flush.csv`).
 
 `benchmarks/flush.py` makes both records.

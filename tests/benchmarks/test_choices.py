@@ -52,7 +52,7 @@ def test_small_matrices_of_the_record_are_what_page_18_says(monkeypatch):
     table = choices.picks(fastest.choose, choices.sweep(choices.SMALL))
     worst = table.nlargest(2, "times_as_long").reset_index()
     assert [*worst.loc[0, ["n_rows", "n_cols"]]] == [3, 4624]
-    assert round(100 * (worst.loc[0, "times_as_long"] - 1)) == 10
+    assert round(100 * (worst.loc[0, "times_as_long"] - 1)) == 9
     assert [*worst.loc[0, ["chosen", "fastest"]]] == ["tiled", "unaligned"]
     assert worst.loc[1, "times_as_long"] <= choices.GOOD
 

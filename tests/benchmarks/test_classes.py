@@ -68,10 +68,10 @@ def test_the_record_says_what_sharing_costs():
     recorded = recorded.set_index(["dtype", "n_rows", "n_cols"])
     assert {*recorded.index} == {regions.key(case)[:3] for case in classes.CASES}
     ratio = recorded["shared_us"] / recorded["own_us"]
-    assert 0.5 < (ratio <= 1).mean() < 0.6
-    assert ratio.max() < 1.0595
+    assert 0.5 < (ratio <= 1).mean() < 0.7
+    assert ratio.max() < 1.0665
     its = ratio.index.isin(named(*regions.BY_NAME))
-    assert ratio[its].max() < 1.0285
+    assert ratio[its].max() < 1.0175
     assert sorted(ratio)[2] < 0.6
 
 
