@@ -2,7 +2,8 @@
 
 `fastest.choose` was read off the matrices of `benchmarks.regions`, and off others that
 `draw` had drawn with other seeds. Those here are drawn, too; no rule has seen them. The
-kernels have tiles as small as `fastest`'s, so the size of tiles is not judged.
+kernels have tiles as small as `fastest`'s, so the size of tiles is not judged. Of few
+rows, they have the warps that the chapters choose, and `fastest` may have more.
 
 from benchmarks import choices
 measured = choices.sweep()
