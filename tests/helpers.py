@@ -9,7 +9,6 @@ import functools
 import gc
 import importlib.util
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -338,29 +337,6 @@ def _all_of(kind: type) -> list[Any]:
 def wide_accesses(kernel: Compiled) -> list[int]:
     """How many loads, and how many stores, move 16 bytes of a thread."""
     return [kernel.count(rf"{kind}\.global\S*\.v4\.b32") for kind in ("ld", "st")]
-
-
-def loads_before_use(sass: str) -> tuple[int, int]:
-    """How many loads of 16 bytes start before a value of one is used, and how many do.
-
-    Counted up to the first atomic operation, in the order of the machine code.
-    """
-    lines = sass[: sass.find("ATOMG")].splitlines()
-    values: set[str] = set()
-    n_before = n_loads = 0
-    used = False
-    for line in lines:
-        _, _, operands = re.sub(r"@!?U?P\d+ ", "", line.strip()).partition(" ")
-        target, *sources = operands.split(",")
-        used |= any(values & {*re.findall(r"\bR\d+", source)} for source in sources)
-        if loaded := re.search(r"LDG\S*\.128\S* R(\d+)", line):
-            first = int(loaded[1])
-            values |= {f"R{register}" for register in range(first, first + 4)}
-            n_loads += 1
-            n_before += not used
-        else:
-            values -= {target.strip()}
-    return n_before, n_loads
 
 
 # ---- stand-ins for what only a GPU has -----------------------------------------------

@@ -13,7 +13,8 @@ from kernels import cooperative, unaligned
 from kernels.lab import backend, compile, gpu, occupancy
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from tests.helpers import TRITON, loads_before_use, matrix
+from tests.helpers import TRITON, matrix
+from tests.sass import loads_before_use
 from tests.test_cooperative import LONGEST, parts_of
 
 # ---- the configuration ---------------------------------------------------------------

@@ -8,7 +8,8 @@ from kernels import cooperative, gradient
 from kernels.lab import compile, gpu, process, record
 from kernels.lab.compile import Compiled
 from kernels.lab.launch import Launch
-from tests.helpers import assert_is_gradient, assert_right, loads_before_use, matrix
+from tests.helpers import assert_is_gradient, assert_right, matrix
+from tests.sass import loads_before_use
 
 
 def compiled(launch: Launch) -> dict[str, Compiled]:
