@@ -59,14 +59,24 @@ def of_its_own(launch: Launch) -> Launch:
 
 def with_constants(kernel: Any) -> Any:
     """The kernel with all its scalars as constexprs, but the tag."""
-    old = kernel.fn
-    new = types.FunctionType(
-        old.__code__, old.__globals__, old.__name__, old.__defaults__, old.__closure__
-    )
+    new = copy_of(kernel.fn)
     scalars = {*kernel.arg_names} & {*SIZES, "n_rows"} - {"tag"}
-    new.__annotations__ = old.__annotations__ | dict.fromkeys(scalars, tl.constexpr)
-    new.__module__, new.__qualname__ = old.__module__, old.__qualname__
+    new.__annotations__ |= dict.fromkeys(scalars, tl.constexpr)
     return triton.jit(new)
+
+
+def copy_of(function: types.FunctionType, **names: Any) -> types.FunctionType:
+    """A function of the same code, which finds other things under these names."""
+    new = types.FunctionType(
+        function.__code__,
+        function.__globals__ | names,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    new.__annotations__ = dict(function.__annotations__)
+    new.__module__, new.__qualname__ = function.__module__, function.__qualname__
+    return new
 
 
 def calls(case: Case) -> dict[str, Callable[[torch.Tensor], Any]]:

@@ -15,7 +15,6 @@ observed = record.observe("cooperative_details", details.times)
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ import triton
 import triton.language as tl
 from triton.runtime import KernelInterface
 
+from benchmarks import classes
 from kernels import cooperative, gradient
 from kernels.lab import clock, record
 from kernels.lab.launch import Launch
@@ -80,10 +80,7 @@ def with_helpers(function: Any, helpers: dict[str, KernelInterface]) -> Any:
         for name, helper in named.items()
         if isinstance(helper, KernelInterface)
     }
-    names = old.__globals__ | inner | helpers
-    new = FunctionType(old.__code__, names, old.__name__, old.__defaults__)
-    new.__module__, new.__qualname__ = old.__module__, old.__qualname__
-    new.__annotations__ = old.__annotations__
+    new = classes.copy_of(old, **inner | helpers)
     return triton.jit(new, **{k: v for k, v in vars(function).items() if k in _OPTIONS})
 
 

@@ -58,7 +58,7 @@ def tag_of(tag, count_ptr):
 
 @triton.jit
 def in_lines(n_words):
-    """n_words in whole lines of memory: programs of two rows do not access one line."""
+    """n_words in whole lines of memory: words of two rows share no line."""
     return tl.cdiv(n_words, 16) * 16
 
 
@@ -113,10 +113,9 @@ def loads_first(n):
 
 @triton.jit
 def cut(part, start, body, n_parts, BLOCK_COLS, LINE):
-    """Where a part begins and ends, counted from its row's body.
+    """Where a part begins and ends, counted from its row's body, which is at `start`.
 
-    The body is `start` elements behind the start of a line of memory. Parts end where
-    lines do, if the last part has room for what the first one then lacks.
+    Parts end at multiples of LINE, where most lines of memory do, if the last has room.
     """
     lead = tl.where(n_parts * BLOCK_COLS - body < LINE, 0, start % LINE).to(body.dtype)
     end = tl.minimum((part + 1) * BLOCK_COLS - lead, body)
@@ -229,7 +228,7 @@ def softmax_kernel(
             sums. Then one for each program, in which it counts replays.
         tag: no earlier call's word has it. None where a graph replays the call.
         n_parts: parts of a row, and programs along the grid's first axis.
-        BLOCK_COLS, BLOCK_PARTS: columns of a part; n_parts or more. Powers of two.
+        BLOCK_COLS, BLOCK_PARTS: at least the columns of a part, the parts of a row.
         EDGES: whether rows start anywhere. Then the first part has the row's head, and
             the last part its tail. SAME is not used without it.
         PATIENCE: how often a program looks for the other parts before it helps.

@@ -3,7 +3,7 @@
 Builds on: `kernels.tiled`.
 Changes: a program sees its rows block after block, and merges each block's (max, sum)
     pair into that of all before. Then it reads the rows again, last block first, to
-    write the results. `prepare` shares few rows in two launches: parts' pairs, results.
+    write the results. For few rows, `prepare` makes two launches: pairs, then results.
 Costs: 2MN values read and MN written. Values that the L2 cache still holds at the
     second reading do not come from memory.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018;
@@ -225,7 +225,7 @@ def launch_for(
 
     Args:
         output, x: matrices, or (outer, n_cols, inner); of one shape, not empty, of any
-            strides, in any dtype; the same tensor, or without shared memory.
+            strides; the same tensor, or without shared memory. May be float64.
         config: None lets `choose_config` choose. Nothing is checked.
         step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
@@ -273,7 +273,7 @@ def prepare(
 
 
 def softmax(x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
-    """The softmax of rows of any length: as `tiled.softmax`, but nothing is copied."""
+    """The softmax of rows of any length: as `tiled.softmax`, without a copy of x."""
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():

@@ -3,7 +3,7 @@
 Builds on: `kernels.persistent`.
 Changes: a program takes one tile and ends, so the GPU hands the tiles out. The compiler
     is told which power of two divides the rows' starts, so that threads move up to 16
-    bytes at once. L2 is asked to keep lines. 16-bit values stay so between passes.
+    bytes at once. L2 is asked to keep lines. Registers hold 16-bit values as they are.
 Costs: MN values read and MN written.
 Source: measured (`notebooks/recorded/`); PTX ISA, cache eviction priority hints.
 """

@@ -57,7 +57,7 @@ def load_block(source, first_row, matrix, FIRST, COLS, ROWS, THREADS, VECTOR):
 
     Each thread makes an access in each turn. Also returns the values' places in the
     output, and which exist (the rest is `other`), as a line for each turn and row. The
-    input's row stride is the output's and `gap`. matrix: see `find_rows`.
+    input's row stride is the output's plus `gap`. matrix: see `find_rows`.
     """
     ptr, gap, other = source
     SPAN: tl.constexpr = THREADS * VECTOR
@@ -119,8 +119,8 @@ def softmax_kernel(
 ):
     """One program computes the softmax of one tile of rows.
 
-    A thread reduces all that it holds of a row by itself, of body and edges. So the
-    threads of a row exchange values only once.
+    A thread reduces all that it holds of a row by itself. So the threads of a row
+    exchange values only once.
 
     Args: as in `kernels.tiled`. The two blocks hold the longest body.
         output_shift: elements from an aligned address to the output's first element.

@@ -97,7 +97,7 @@ class Launch:
 
 def by_rows(*how: Any) -> torch.Tensor:
     """What a chapter's launch writes for a matrix; see `operator.by_rows`."""
-    from kernels.lab import operator  # the course's product never needs it
+    from kernels.lab import operator  # the product never calls this
 
     return operator.by_rows(*how)
 
