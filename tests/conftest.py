@@ -34,3 +34,9 @@ def few_rows(monkeypatch):
 @pytest.fixture
 def every_row():
     """The checker's tallest matrices are in the interpreter those of the notebooks."""
+
+
+@pytest.fixture
+def tritons_ptxas(monkeypatch):
+    """Launches use Triton's `ptxas`, even if `torch.compile` ran in this process."""
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)

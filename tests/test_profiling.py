@@ -214,7 +214,7 @@ def test_the_slow_kernel_is_slow_and_the_mended_one_is_not():
 
 
 @pytest.mark.gpu
-def test_warmup_tells_what_compile_aot_tells():
+def test_warmup_tells_what_compile_aot_tells(tritons_ptxas):
     x = torch.empty(1, 4096, device="cuda")
     kernel, (_, _, *sizes), options = slow(4096, 8)
     made = kernel.warmup(x, x, *sizes, **options, grid=(1,))

@@ -34,6 +34,7 @@ import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -159,6 +160,15 @@ def dumps(message: Any) -> bytes:
 # ---- the process ---------------------------------------------------------------------
 
 
+def is_pytorchs(path: str) -> bool:
+    """Whether a file is PyTorch's.
+
+    `torch.compile` may name PyTorch's `ptxas` in TRITON_PTXAS_PATH; whether it does
+    depends on timing. A learner may name one there, too.
+    """
+    return Path(path).is_relative_to(Path(torch.__file__).parent)
+
+
 class Helper:
     """A process of one world that answers calls, one after another.
 
@@ -179,16 +189,22 @@ class Helper:
         self.exit_code: int | None = None
 
     def start(self) -> None:
-        """Starts the process, with the course first on its path."""
+        """Starts the process, with the course first on its path, and Triton's `ptxas`.
+
+        Unless the learner named another `ptxas`.
+        """
         rest = os.environ.get("PYTHONPATH")
         path = os.pathsep.join(filter(None, (str(backend.ROOT), rest)))
         changed = {"TRITON_INTERPRET": "1" if self.world == "interpreter" else "0"}
         if self.hide_gpu:
             changed["CUDA_VISIBLE_DEVICES"] = ""
+        environment = os.environ | changed | {"PYTHONPATH": path}
+        if is_pytorchs(environment.get("TRITON_PTXAS_PATH", "")):
+            del environment["TRITON_PTXAS_PATH"]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from kernels.lab.process import _serve; _serve()"],
-            env=os.environ | changed | {"PYTHONPATH": path},
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,

@@ -316,7 +316,7 @@ def test_a_kernel_that_does_not_compile_leaves_the_compiler_usable():
 @pytest.mark.parametrize("num_warps", [1, 4, 32])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n_cols", [781, 1024, 4096])
-def test_a_launch_uses_what_was_compiled_ahead(n_cols, dtype, num_warps):
+def test_a_launch_uses_what_was_compiled_ahead(n_cols, dtype, num_warps, tritons_ptxas):
     x = torch.randn(64, n_cols, device="cuda").to(dtype)
     y = torch.empty_like(x)
     block = triton.next_power_of_2(n_cols)

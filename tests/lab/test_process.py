@@ -41,6 +41,19 @@ def test_call_reaches_the_compiler():
     assert kind == "JITFunction"
 
 
+@pytest.mark.parametrize("is_torchs", [True, False])
+def test_torch_compile_does_not_choose_the_assembler(is_torchs, monkeypatch, tmp_path):
+    folder = Path(torch.__file__).parent if is_torchs else tmp_path
+    named = str(folder / "bin" / "ptxas")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", named)
+    helper = process.Helper("compiler")
+    try:
+        found = helper.call(os.getenv, ("TRITON_PTXAS_PATH",), {})
+    finally:
+        helper.stop()
+    assert found == (None if is_torchs else named)
+
+
 def test_notebook_kernel_travels_by_its_source(tmp_path):
     script = tmp_path / "notebook.py"
     script.write_text(
