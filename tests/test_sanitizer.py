@@ -79,9 +79,13 @@ def of_a_slice(x: torch.Tensor) -> torch.Tensor:
 
 
 def every_kernel() -> None:
+    # Less than 8 apart: eager softmax rounds x - max to bfloat16, and from 8 on that
+    # alone may err by more than the tolerance.
+    generator = torch.Generator(backend.DEVICE).manual_seed(0)
     for softmax, shape in softmaxes():
         for dtype in (torch.float32, torch.bfloat16):
-            x = torch.randn(shape, device=backend.DEVICE).to(dtype)
+            x = torch.rand(shape, generator=generator, device=backend.DEVICE)
+            x = (7 * x).to(dtype)
             assert_right(softmax(x), x)
     torch.cuda.synchronize()
 
