@@ -161,10 +161,10 @@ def dumps(message: Any) -> bytes:
 
 
 def is_pytorchs(path: str) -> bool:
-    """Whether a file is PyTorch's.
+    """Whether a file is in PyTorch's folder.
 
-    `torch.compile` may name PyTorch's `ptxas` in TRITON_PTXAS_PATH; whether it does
-    depends on timing. A learner may name one there, too.
+    A learner may name a `ptxas` in TRITON_PTXAS_PATH. `torch.compile` may name
+    PyTorch's own there; whether it does depends on timing.
     """
     return Path(path).is_relative_to(Path(torch.__file__).parent)
 
@@ -189,9 +189,9 @@ class Helper:
         self.exit_code: int | None = None
 
     def start(self) -> None:
-        """Starts the process, with the course first on its path, and Triton's `ptxas`.
+        """Starts the process, with the course first on its path.
 
-        Unless the learner named another `ptxas`.
+        It compiles with Triton's `ptxas`, or with another one that the learner named.
         """
         rest = os.environ.get("PYTHONPATH")
         path = os.pathsep.join(filter(None, (str(backend.ROOT), rest)))
