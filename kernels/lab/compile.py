@@ -7,10 +7,11 @@ claims to be that GPU. Compiling needs no GPU, because Triton's wheel brings NVI
 assembler (`ptxas`) and disassembler. It happens in the compiler's world (see
 `process.call_in`), so it changes nothing for the interpreter or for a GPU at hand.
 
-One thing can make a launch differ from what is told here: after `torch.compile`,
-Triton may use the `ptxas` that PyTorch brings, for all later launches of the process
-(PyTorch sets TRITON_PTXAS_PATH). `aot` always uses Triton's own, unless the learner
-has named another one there.
+After `torch.compile`, a launch may have other registers than `aot` tells: PyTorch may
+set TRITON_PTXAS_PATH to the `ptxas` that it brings, and Triton uses that one for all
+later launches of the process. `aot` asks for Triton's own, unless the learner has named
+another. (Triton's cache on disk can't always tell them apart: a kernel that a launch
+left there, `aot` shows as the launch has it.)
 
 Line numbers are left out (Triton's `disable_line_info`), which keeps the texts readable
 and changes no instruction.
