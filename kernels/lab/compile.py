@@ -10,8 +10,8 @@ assembler (`ptxas`) and disassembler. It happens in the compiler's world (see
 After `torch.compile`, a launch may have other registers than `aot` tells: PyTorch may
 set TRITON_PTXAS_PATH to the `ptxas` that it brings, and Triton uses that one for all
 later launches of the process. `aot` asks for Triton's own, unless the learner has named
-another. (Triton's cache on disk can't always tell them apart: a kernel that a launch
-left there, `aot` shows as the launch has it.)
+another one. (Triton's cache on disk can't always tell the two apart. Then `aot` shows
+the kernel that a launch left there.)
 
 Line numbers are left out (Triton's `disable_line_info`), which keeps the texts readable
 and changes no instruction.
