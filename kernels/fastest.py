@@ -179,7 +179,8 @@ def in_smaller_tiles(made: launch.Launch, n_rows: int) -> launch.Launch:
     """The launch, its tiles halved until a tile has one row or an SM WARPS warps."""
     rows, warps = made.constants["ROWS"], made.constants["num_warps"]
     least = WARPS * launch.sms_and_threads()[0]
-    while rows > 1 and launch.ceil_div(n_rows, rows) * warps < least:
+    fewest = 1 + (made.constants["BLOCK_COLS"] == 1)  # `tiled.widen` takes pairs
+    while rows > fewest and launch.ceil_div(n_rows, rows) * warps < least:
         rows, warps = rows // 2, max(1, warps // 2)
     constants = made.constants | {"ROWS": rows, "num_warps": warps}
     return replace(made, grid=(launch.ceil_div(n_rows, rows),), constants=constants)
