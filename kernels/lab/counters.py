@@ -198,8 +198,8 @@ def launched(function: Callable, *args: Any) -> list[str]:
     Three calls go before the one that is looked at: by then whatever compiles has
     compiled.
 
-    A process that used this sometimes ends in "double free or corruption" when all its
-    work is done. Seen with PyTorch 2.11, in no process that did not use its profiler.
+    Some processes that called this end in "double free or corruption" after all their
+    work. That was seen with PyTorch 2.11, and only where its profiler had been used.
 
     Raises:
         RuntimeError: kernels are interpreted here: nothing is launched on a GPU.
