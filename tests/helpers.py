@@ -20,6 +20,7 @@ from unittest.mock import patch
 import torch
 import triton
 import triton.language as tl
+from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
 from kernels import cooperative, fastest, online, tiled, unaligned
@@ -368,6 +369,20 @@ class FakeCompiled:
             self.kernel[x, y, z](*args)
 
         return run
+
+
+class Heard(TorchFunctionMode):
+    """Notes the functions that are called within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class FakeKernel:

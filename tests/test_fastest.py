@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import fastest
-from kernels.lab import backend, check, gpu, meter
+from kernels.lab import backend, check, gpu, launch, meter
 from tests.helpers import (
     DIMS,
     EMPTY,
@@ -311,6 +311,32 @@ def test_an_unfit_dtype_is_named():
     with pytest.raises(ValueError, match=r"empty_like\(x, dtype=torch\.float64\)"):
         fastest.softmax(x, 1, dtype=torch.float64, out=torch.empty(3, 2).double())
     assert_right(fastest.softmax(x, 1, dtype=torch.float32), x)
+
+
+# ---- very short rows -----------------------------------------------------------------
+
+# From one program to more than an H200 runs at once. The interpreter plays its 132 SMs.
+FEW_AND_MANY = fewer(
+    (1, 133),
+    (1, 2, 3, 64, *(n * 132 + d for n in (1, 2, 4, 8, 16, 24) for d in (-1, 0, 1))),
+)
+
+
+@pytest.mark.parametrize("n_cols", [1, 2, 3])
+@pytest.mark.parametrize("dtype", backend.DTYPES)
+def test_very_short_rows_in_any_number(dtype, n_cols, monkeypatch):
+    """How many of them a tile takes depends on their number."""
+    if backend.INTERPRETED:
+        monkeypatch.setattr(launch, "sms_and_threads", lambda: (132, 2048))
+    for n_rows in FEW_AND_MANY:
+        x, weights = (tensor(n_rows, n_cols, dtype=dtype, seed=n) for n in (0, 1))
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        y = fastest.softmax(ours)
+        assert_right(y.detach(), x)
+        (y * weights).sum().backward()
+        (torch.softmax(theirs, 1) * weights).sum().backward()
+        near = 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=near)
 
 
 # ---- what only a GPU can show --------------------------------------------------------

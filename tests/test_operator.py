@@ -1,5 +1,6 @@
 """`softmax` as an operator: autograd, what is no plain tensor, and `torch.compile`."""
 
+import contextlib
 import math
 import os
 from functools import partial
@@ -19,6 +20,7 @@ from tests.helpers import (
     LAYOUTS,
     STEMS,
     FakeKernel,
+    Heard,
     assert_right,
     tensor,
     width_for,
@@ -320,6 +322,20 @@ def test_a_dispatch_mode_sees_the_operator():
     with Log():
         y = fastest.softmax(x)
     assert log == ["kernels.softmax.default"]
+    assert_right(y, x)
+
+
+@pytest.mark.parametrize("device", [None, backend.DEVICE])
+@pytest.mark.parametrize("n_known", [0, 4])
+def test_a_mode_for_functions_hears_of_the_operator(n_known, device):
+    x = tensor(3, 33)
+    around = torch.device(device) if device else contextlib.nullcontext()
+    for _ in range(n_known):
+        fastest.softmax(x)
+    with around, Heard() as heard:
+        y = fastest.softmax(x)
+        fastest.softmax(x, out=torch.empty_like(x))
+    assert heard.names.count("kernels.softmax.default") == 2
     assert_right(y, x)
 
 

@@ -105,6 +105,25 @@ def test_batches_and_zeros_of_autograd_are_as_torchs(kind, dtype):
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dim", "allowed"), [((3, 5), 1, "-1 to 0"), ((3,), 1, "-1 to 0")]
+)
+def test_vmap_refuses_a_dimension_that_an_example_lacks(shape, dim, allowed):
+    """The operator itself, too, which nothing checks arguments for."""
+    x = tensor(*shape)
+    for f in (fastest.softmax, torch.ops.kernels.softmax):
+        for bad in (dim, -dim - 1):
+            with pytest.raises(IndexError, match=f"dim must be from {allowed} .*{bad}"):
+                torch.vmap(lambda v, f=f, bad=bad: f(v, bad))(x)
+
+
+@pytest.mark.parametrize("device", ["meta", backend.DEVICE])
+def test_the_operator_refuses_a_dimension_that_is_not_there(device):
+    x = torch.empty(3, 5, device=device)
+    with pytest.raises(IndexError, match=r"dim must be from -2 to 1 .*got 7"):
+        torch.ops.kernels.softmax(x, 7)
+
+
 @pytest.mark.parametrize("transform", sorted(set(TRANSFORMS) - {"functionalize"}))
 def test_compiled_transforms_are_as_torchs(transform):
     torch.compiler.reset()

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 from triton import knobs
 
 from kernels.lab import backend, words
@@ -287,6 +288,7 @@ def repeat(
         return None
     x_place = x.data_ptr() & 15
     n_modes = torch._C._len_torch_dispatch_stack  # the guards miss some modes
+    n_functions = torch._C._len_torch_function_stack
 
     def write(x: torch.Tensor, *_: object) -> torch.Tensor:
         y = empty(*form)
@@ -300,6 +302,7 @@ def repeat(
             and its_dtype is dtype
             and is_like(x)
             and not n_modes()
+            and not (n_functions() and is_heard())
             and forward_ad._current_level < 0
             and current_device() == device
             and (address := x.data_ptr())
@@ -319,6 +322,7 @@ def repeat(
             and its_dtype is dtype
             and is_like(x)
             and not n_modes()
+            and not (n_functions() and is_heard())
             and forward_ad._current_level < 0
             and current_device() == device
             and (address := x.data_ptr())
@@ -342,6 +346,7 @@ def repeat(
             and its_dtype is dtype
             and is_like(x, out)
             and not n_modes()
+            and not (n_functions() and is_heard())
             and forward_ad._current_level < 0
             and current_device() == device
             and (first := x.data_ptr())
@@ -356,6 +361,18 @@ def repeat(
         return None
 
     return again_into
+
+
+def is_heard() -> bool:
+    """Whether a mode hears of each function that is called, as a recorder would.
+
+    The modes of a default device (`torch.set_default_device`, `with torch.device(...)`)
+    do not count: they change only those functions that make tensors.
+    """
+    if n_modes := torch._C._len_torch_function_stack():
+        modes = map(torch._C._get_function_stack_at, range(n_modes))
+        return not all(isinstance(mode, DeviceContext) for mode in modes)
+    return False
 
 
 def records() -> bool:

@@ -44,8 +44,8 @@ def is_watched() -> bool:
     return (
         is_dynamo_compiling()
         or _transforms_are_active()
-        or _n_dispatch_modes() > 0
-        or _n_early_modes() > 0
+        or direct.is_heard()
+        or _n_dispatch_modes() + _n_early_modes() > 0
         or forward_ad._current_level >= 0
         or _tracing_state() is not None
     )
@@ -106,14 +106,19 @@ def validate(
         raise ValueError(description.elsewhere(x, "x"))
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise TypeError(f"dim must be an int, got {dim!r}")
-    n_dims = max(x.ndim, 1)
-    if not -n_dims <= dim < n_dims:
-        raise IndexError(
-            f"dim must be from {-n_dims} to {n_dims - 1} for shape {tuple(x.shape)}, "
-            f"got {dim}"
-        )
+    validate_dim(dim, x)
     if address == 0 and x.numel():
         raise no_memory("x", x)
+
+
+def validate_dim(dim: int, x: torch.Tensor, n_outer: int = 0) -> None:
+    """Raises IndexError where x, less its first n_outer dimensions, has no such dim."""
+    n_dims = max(x.ndim - n_outer, 1)
+    if not -n_dims <= dim < n_dims:
+        raise IndexError(
+            f"dim must be from {-n_dims} to {n_dims - 1} for shape "
+            f"{tuple(x.shape[n_outer:])}, got {dim}"
+        )
 
 
 def _refuse_layout(x: torch.Tensor) -> None:
@@ -433,6 +438,7 @@ class Rules:
         self, x: torch.Tensor, dim: int, dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """The result's shape, strides and dtype, without values."""
+        validate_dim(dim, x)
         return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
 
     def autograd(
@@ -452,8 +458,7 @@ class Rules:
             x, dim, dtype: the operator's arguments.
         """
         _know_shards(self.operator)
-        transformed = torch._C._are_functorch_transforms_active()
-        if transformed or forward_ad._current_level >= 0:
+        if _transforms_are_active() or forward_ad._current_level >= 0:
             # Without a dtype, `torch.autocast` would widen the result.
             return self.reference(x, dim, dtype=dtype or x.dtype)
         below = functools.partial(self._below_autograd, keyset)
@@ -474,18 +479,16 @@ class Rules:
         dim: int,
         dtype: torch.dtype | None = None,
     ) -> tuple[torch.Tensor, int]:
-        """The operator under `torch.vmap`: one call for all examples.
+        """All examples of `torch.vmap` at once: results, and the dim that counts them.
 
         Args:
             info: about the batch; not used.
             in_dims: which dimension of x counts the examples, and None for the others.
             x: all examples.
             dim, dtype: the operator's arguments for one example.
-
-        Returns:
-            The results of all examples, and which dimension counts them.
         """
         x = x.movedim(in_dims[0], 0)
+        validate_dim(dim, x, 1)
         if x.ndim == 1:  # an example is one value without a dimension
             return self.operator(x[:, None], 1, dtype)[:, 0], 0
         return self.operator(x, dim % (x.ndim - 1) + 1, dtype), 0

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kernels
 from kernels import fastest
 from kernels.lab import backend, direct, operator
-from tests.helpers import assert_right, matrix
+from tests.helpers import Heard, assert_right, matrix
 
 
 def at(address: int, like: torch.Tensor) -> torch.Tensor:
@@ -273,6 +273,9 @@ UNLIKE = {
     ),
     "a parameter": lambda x: softmax_1(torch.nn.Parameter(x)).detach(),
     "a mode": lambda x: inside(Mode(), x),
+    "a mode for functions": lambda x: inside(Heard(), x),
+    "such a mode, with out": lambda x: inside(Heard(), x, torch.empty_like(x)),
+    "such a mode, in place": lambda x: inside(Heard(), y := x.clone(), y),
     "a fake tensor": fake,
     "a tangent": with_a_tangent,
     "a level of forward differentiation": lambda x: inside(forward_ad.dual_level(), x),
@@ -314,6 +317,16 @@ def test_calls_are_repeated_within_inference_and_autocast(calls, mode):
         assert [is_repeated(calls, x, 1) for _ in range(3)] == [False, True, True]
         assert softmax_1(x).is_inference() == torch.is_inference_mode_enabled()
     assert is_repeated(calls, x, 1)
+
+
+def test_calls_are_repeated_where_a_default_device_is_set(calls):
+    """It is a mode for functions, too, but of no interest to a softmax."""
+    x = known_calls(calls)
+    with torch.device(backend.DEVICE):
+        assert is_repeated(calls, x, 1)
+        with Heard():
+            assert not is_repeated(calls, x, 1)
+        assert is_repeated(calls, x, 1)
 
 
 @pytest.mark.parametrize(
