@@ -232,14 +232,13 @@ def choose_config(
 def launch_for(output: Tensor, x: Tensor, config: tiled.Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
-    Args: as for `kernels.tiled.launch_for`. config: this module's or that of `tiled`,
-        whose launch this is where 32-bit rows start elsewhere in the output.
+    Args: as for `kernels.tiled.launch_for`. config: this module's, or one of `tiled`,
+        whose launch this is then.
     """
     n_rows, n_cols, element_size = *x.shape, x.element_size()
     if config is None:
         vector, same_shift = alignment(output, x)
-        if same_shift or element_size == 2:
-            config = choose_config(n_cols, element_size, same_shift, vector > 1)
+        config = choose_config(n_cols, element_size, same_shift, vector > 1)
     if not isinstance(config, Config):
         return tiled.launch_for(output, x, config)
     return Launch(

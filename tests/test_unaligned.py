@@ -195,11 +195,10 @@ def test_output_rows_that_start_elsewhere_are_loaded_by_elements():
     assert kernel.count(r"st\.global\S*\.v2\.b32") >= 8  # its stores are of 8 bytes
 
 
-def test_32_bit_output_rows_that_start_elsewhere_are_moved_by_elements():
+def test_32_bit_output_rows_that_start_elsewhere_are_stored_in_wide_accesses():
     x, y = meta_matrix(4096, 781), meta_matrix(4096, 781, stride=782)
-    launch = unaligned.launch_for(y, x)
-    assert launch.kernel is tiled.softmax_kernel
-    assert wide_accesses(compile.aot(launch)) == [0, 0]
+    loads, stores = wide_accesses(compile.aot(unaligned.launch_for(y, x)))
+    assert loads == 0 and stores >= 6  # 781 values, 128 for each access of a warp
 
 
 @pytest.mark.parametrize("n_cols", [33, 63, 129, 257])
