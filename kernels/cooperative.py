@@ -332,7 +332,8 @@ def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launc
     """
     n_rows, n_cols = x.shape
     if config is None:
-        config = choose_config(n_rows, n_cols, x.element_size(), *alignment(output, x))
+        form = n_rows, n_cols, output.element_size(), *alignment(output, x)
+        config = choose_config(*form)
     n_parts = count_parts(n_cols, config.block_cols, config.vector)
     return Launch(
         kernel=softmax_kernel,

@@ -144,9 +144,8 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     if n_inner > 1:
         return online.prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
-    dtype = output.dtype if output.dtype == torch.float64 else x.dtype
     n_rows, size = matrix.shape[0], x.element_size()
-    stem = choose(n_rows, n_cols, dtype, vector, same_shift)
+    stem = choose(n_rows, n_cols, output.dtype, vector, same_shift)
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         return online.prepare(output, matrix, CachedLaunch)
     if stem == "cooperative" and n_rows > cooperative.MAX_ROWS:

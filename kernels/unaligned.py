@@ -182,11 +182,13 @@ class Config(tiled.Config):
 def alignment(output: Tensor, x: Tensor) -> tuple[int, bool]:
     """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
-    Also whether both have one `row_shift` and, of several rows, one stride.
+    It is also 1 where a matrix does not start at a multiple of 16 bytes: Triton would
+    move single elements. Also whether both have one `row_shift` and, of several rows,
+    one stride.
     """
     one, two = (((len(t) > 1) * t.stride(0), tiled.row_shift(t)) for t in (output, x))
-    vector = tiled.choose_vector(x.shape[1], x.element_size(), *one, *two)
-    return vector, one == two
+    vector = tiled.choose_vector(x.shape[1], output.element_size(), *one, *two)
+    return 1 if one[1] or two[1] else vector, one == two
 
 
 @functools.lru_cache(maxsize=4096)

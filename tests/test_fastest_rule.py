@@ -7,7 +7,7 @@ import torch
 
 from kernels import cooperative, fastest, staged, tiled, unaligned
 from kernels.lab import backend, compile, launch
-from tests.helpers import STEMS, TRITON, assert_right, tensor
+from tests.helpers import STEMS, TRITON, assert_right, meta_matrix, tensor
 from tests.lab.test_direct import launches_for
 
 INF = float("inf")
@@ -299,3 +299,15 @@ def test_registers_do_not_spill(n_rows, n_cols, dtype):
     kernel = compile.aot(STEMS[stem].launch_for(x, x), gpu="H200")
     capped = stem == "cooperative" and not OLDER_TRITON
     assert kernel.spills <= (96 if capped else 0)
+
+
+@pytest.mark.parametrize("n_cols", [1024, 16_384, 50_257, 131_072])
+@pytest.mark.parametrize(("dtype", "offset"), [(SINGLE, 0), (HALF, 4)])
+def test_a_wider_result_and_a_start_at_8_bytes_do_not_spill(dtype, offset, n_cols):
+    """Each has kernels that hold no more values in a thread than it has registers."""
+    shape = 2**25 // n_cols, n_cols
+    output, x = meta_matrix(*shape, dtype), meta_matrix(*shape, HALF, offset=offset)
+    made = fastest.prepare(output, x, 1).launch
+    capped = made.n_words > 0
+    limit = (16 if OLDER_TRITON else 96) if capped else 0
+    assert compile.aot(made, gpu="H200").spills <= limit

@@ -158,6 +158,7 @@ def test_the_configurations_that_were_the_fastest():
         (64, (64, 0), (64, 1), (1, False)),
         (63, (63, 0), (64, 0), (1, False)),
         (64, (64, 0), (68, 0), (4, False)),
+        (64, (64, 2), (64, 2), (1, True)),  # 8 bytes after an aligned address
     ],
 )
 def test_alignment_is_that_of_both_matrices(n_cols, output_row, input_row, expected):
