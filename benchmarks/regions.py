@@ -17,9 +17,9 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
 - Rows from 512K values on (large, any, longest): programs that stay and read twice;
   parts read again from L2 or from shared memory; larger parts; prefetching a later
   program's part; other hints, patience, and orders of looking at words.
-- Slices of 50257 values of 16 bits (strided; below the bar in `windows.csv`, where they
-  have another stride): parts of 8 to 64 KiB, 1 to 8 warps, accesses of 2 or 8 elements,
-  two loads shifted in registers, one program for a row.
+- Slices of 50257 values of 16 bits (strided; lower still in `windows.csv`, with another
+  stride): parts of 8 to 64 KiB, 1 to 8 warps, accesses of 2 or 8 elements, two loads
+  shifted in registers, one program for a row.
 - Few rows: parts of 4 to 32 KiB, 1 to 32 warps; one program of 16 or 32 for a row.
 - Small matrices: other tiles and warps. A kernel for one shape alone takes up to
   1.7 % less time (`benchmarks.classes`), but every shape would need one.

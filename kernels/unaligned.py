@@ -182,9 +182,8 @@ class Config(tiled.Config):
 def alignment(output: Tensor, x: Tensor) -> tuple[int, bool]:
     """`tiled.choose_vector` of both matrices, which is 1 where rows start anywhere.
 
-    It is also 1 where a matrix does not start at a multiple of 16 bytes: Triton would
-    move single elements. Also whether both have one `row_shift` and, of several rows,
-    one stride.
+    And where a matrix starts at no multiple of 16 bytes: Triton would move elements.
+    Also whether both have one `row_shift` and, of several rows, one stride.
     """
     one, two = (((len(t) > 1) * t.stride(0), tiled.row_shift(t)) for t in (output, x))
     vector = tiled.choose_vector(x.shape[1], output.element_size(), *one, *two)
@@ -235,12 +234,13 @@ def launch_for(output: Tensor, x: Tensor, config: tiled.Config | None = None) ->
     """The launch that writes the softmax of x's rows to output.
 
     Args: as for `kernels.tiled.launch_for`. config: this module's, or one of `tiled`,
-        whose launch this is then.
+        whose launch this is then, and for aligned rows in different strides.
     """
-    n_rows, n_cols, element_size = *x.shape, x.element_size()
+    n_rows, n_cols = x.shape
     if config is None:
         vector, same_shift = alignment(output, x)
-        config = choose_config(n_cols, element_size, same_shift, vector > 1)
+        if same_shift or vector * output.element_size() < 16:
+            config = choose_config(n_cols, x.element_size(), same_shift, vector > 1)
     if not isinstance(config, Config):
         return tiled.launch_for(output, x, config)
     return Launch(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernels import fastest
-from kernels.lab import backend, check, gpu, launch, meter
+from kernels.lab import backend, check, gpu, meter
 from tests.helpers import (
     DIMS,
     EMPTY,
@@ -324,10 +324,8 @@ FEW_AND_MANY = fewer(
 
 @pytest.mark.parametrize("n_cols", [1, 2, 3])
 @pytest.mark.parametrize("dtype", backend.DTYPES)
-def test_very_short_rows_in_any_number(dtype, n_cols, monkeypatch):
+def test_very_short_rows_in_any_number(dtype, n_cols):
     """How many of them a tile takes depends on their number."""
-    if backend.INTERPRETED:
-        monkeypatch.setattr(launch, "sms_and_threads", lambda: (132, 2048))
     for n_rows in FEW_AND_MANY:
         x, weights = (tensor(n_rows, n_cols, dtype=dtype, seed=n) for n in (0, 1))
         ours, theirs = (x.clone().requires_grad_() for _ in range(2))

@@ -202,6 +202,13 @@ def test_32_bit_output_rows_that_start_elsewhere_are_stored_in_wide_accesses():
     assert loads == 0 and stores >= 6  # 781 values, 128 for each access of a warp
 
 
+@pytest.mark.parametrize("dtype", [SINGLE, HALF])
+def test_aligned_rows_in_different_strides_are_loaded_in_wide_accesses(dtype):
+    x, y = meta_matrix(4096, 1000, dtype, stride=1008), meta_matrix(4096, 1000, dtype)
+    loads, stores = wide_accesses(compile.aot(unaligned.launch_for(y, x)))
+    assert loads > 0 and stores > 0
+
+
 @pytest.mark.parametrize("n_cols", [33, 63, 129, 257])
 def test_edges_cost_little(n_cols):
     """A value of a short odd row takes few instructions, and its threads no spills."""

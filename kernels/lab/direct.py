@@ -249,8 +249,9 @@ def repeat(
 
     The guards of `torch.compile` tell whether tensors are like the call's. They compare
     type, sizes, strides, dtype, device and `requires_grad`, and what the dispatcher
-    would do with the tensors now. So a call within a transform, a mode or a tracer is
-    not like a call outside, nor is a fake tensor or a negative view like a plain one.
+    would do with the tensors now. So a call within a transform, a mode (but that of a
+    default device) or a tracer is not like a call outside, nor is a fake tensor or a
+    negative view like a plain one.
 
     Args:
         launch_at: what `bind` made for the call's launch.

@@ -327,6 +327,8 @@ def test_calls_are_repeated_where_a_default_device_is_set(calls):
         with Heard():
             assert not is_repeated(calls, x, 1)
         assert is_repeated(calls, x, 1)
+    with Heard(), torch.device(backend.DEVICE):
+        assert not is_repeated(calls, x, 1)
 
 
 @pytest.mark.parametrize(
