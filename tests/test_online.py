@@ -208,6 +208,18 @@ def test_parts_are_a_softmax(n_parts, rows, layouts, monkeypatch):
     assert summary, summary
 
 
+@pytest.mark.parametrize("n_parts", [1, 2])
+@pytest.mark.parametrize("shape", [(3, 5, 9), (2, 70, 21), (1, 5, 100), (4, 7, 16)])
+def test_adjacent_rows_in_any_number(shape, n_parts):
+    """They are written, and nothing beside them is."""
+    x = matrix(shape[0], math.prod(shape[1:])).view(shape)
+    room = torch.full((x.numel() + 64,), 7.0, device=x.device)
+    output = room[32:-32].view(shape)
+    sharing(output, x, n_parts, dataclasses.replace(NARROW, rows=32))(output, x)
+    assert_right(output, x, 1)
+    assert (room[:32] == 7).all() and (room[-32:] == 7).all()
+
+
 @pytest.mark.parametrize("value", [-INF, INF, float("nan"), 1e30])
 @pytest.mark.parametrize("place", [slice(16), slice(20, 90), slice(96, None)])
 def test_parts_of_one_value(place, value):
