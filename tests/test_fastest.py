@@ -269,6 +269,15 @@ def test_a_dtype_is_that_of_the_converted_input(stem, of_x, dtype):
     assert_right(out, x.to(dtype), 1)
 
 
+@pytest.mark.parametrize("n_cols", [1, 4, 7, 8, 12, 60, 100, 252, 1004, 4100, 8188])
+@pytest.mark.parametrize(("of_x", "dtype"), WIDER)
+def test_few_rows_of_a_wider_dtype(of_x, dtype, n_cols):
+    """4 of the output's elements may be 16 bytes where 4 of the input's are 8."""
+    for n_rows, more, first in ((1, 0, 0), (3, 0, 0), (3, 4, 0), (3, 8, 4), (3, 3, 1)):
+        x = tensor(n_rows, n_cols + more + first, dtype=of_x)[:, first:][:, :n_cols]
+        assert_right(fastest.softmax(x, dtype=dtype), x.to(dtype))
+
+
 def test_a_wider_dtype_takes_no_pass_of_its_own():
     for of_x, dtype in WIDER[:2]:
         for n_cols in (33, 64):
