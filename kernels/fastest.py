@@ -144,7 +144,7 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     if n_inner > 1:
         return online.prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
-    n_rows, size = matrix.shape[0], output.element_size()
+    n_rows, size = matrix.shape[0], output.element_size()  # the wider dtype's
     stem = choose(n_rows, n_cols, output.dtype, vector, same_shift)
     if stem == "online" or (matrix.stride(1) != 1 and n_cols > 1):
         return online.prepare(output, matrix, CachedLaunch)

@@ -20,7 +20,6 @@ from unittest.mock import patch
 import torch
 import triton
 import triton.language as tl
-from torch.overrides import TorchFunctionMode
 from triton.runtime.jit import JITFunction
 
 from kernels import cooperative, fastest, online, tiled, unaligned
@@ -369,20 +368,6 @@ class FakeCompiled:
             self.kernel[x, y, z](*args)
 
         return run
-
-
-class Heard(TorchFunctionMode):
-    """Notes the functions that are called within it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
-    ) -> Any:
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 class FakeKernel:

@@ -289,7 +289,6 @@ def repeat(
         return None
     x_place = x.data_ptr() & 15
     n_modes = torch._C._len_torch_dispatch_stack  # the guards miss some modes
-    n_functions = torch._C._len_torch_function_stack
 
     def write(x: torch.Tensor, *_: object) -> torch.Tensor:
         y = empty(*form)
@@ -303,7 +302,7 @@ def repeat(
             and its_dtype is dtype
             and is_like(x)
             and not n_modes()
-            and not (n_functions() and is_heard())
+            and not is_heard()
             and forward_ad._current_level < 0
             and current_device() == device
             and (address := x.data_ptr())
@@ -323,7 +322,7 @@ def repeat(
             and its_dtype is dtype
             and is_like(x)
             and not n_modes()
-            and not (n_functions() and is_heard())
+            and not is_heard()
             and forward_ad._current_level < 0
             and current_device() == device
             and (address := x.data_ptr())
@@ -347,7 +346,7 @@ def repeat(
             and its_dtype is dtype
             and is_like(x, out)
             and not n_modes()
-            and not (n_functions() and is_heard())
+            and not is_heard()
             and forward_ad._current_level < 0
             and current_device() == device
             and (first := x.data_ptr())

@@ -40,7 +40,7 @@ _tracing_state = torch._C._get_tracing_state
 
 
 def is_watched() -> bool:
-    """Whether PyTorch traces, records, transforms or differentiates calls forward."""
+    """Whether PyTorch traces, records, transforms or differentiates forward a call."""
     return (
         is_dynamo_compiling()
         or _transforms_are_active()
@@ -65,7 +65,7 @@ def is_plain(*tensors: object) -> bool:
     """Whether a kernel may take tensors by address; otherwise the operator takes them.
 
     The operator takes subclasses, tensors without memory, values that differ from those
-    in memory, and all that PyTorch traces, records, transforms, differentiates forward.
+    in memory, and calls of which `is_watched` is true.
     """
     return not is_watched() and all(
         type(x) is torch.Tensor and not x.is_neg() and not is_virtual(x)

@@ -11,12 +11,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 from kernels import fastest
 from kernels.lab import backend, direct, operator
-from tests.helpers import Heard, assert_right, matrix
+from tests.helpers import assert_right, matrix
 
 
 def at(address: int, like: torch.Tensor) -> torch.Tensor:
@@ -273,9 +274,13 @@ UNLIKE = {
     ),
     "a parameter": lambda x: softmax_1(torch.nn.Parameter(x)).detach(),
     "a mode": lambda x: inside(Mode(), x),
-    "a mode for functions": lambda x: inside(Heard(), x),
-    "such a mode, with out": lambda x: inside(Heard(), x, torch.empty_like(x)),
-    "such a mode, in place": lambda x: inside(Heard(), y := x.clone(), y),
+    "a mode for functions": lambda x: inside(BaseTorchFunctionMode(), x),
+    "such a mode, with out": lambda x: inside(
+        BaseTorchFunctionMode(), x, torch.empty_like(x)
+    ),
+    "such a mode, in place": lambda x: inside(
+        BaseTorchFunctionMode(), y := x.clone(), y
+    ),
     "a fake tensor": fake,
     "a tangent": with_a_tangent,
     "a level of forward differentiation": lambda x: inside(forward_ad.dual_level(), x),
@@ -324,10 +329,10 @@ def test_calls_are_repeated_where_a_default_device_is_set(calls):
     x = known_calls(calls)
     with torch.device(backend.DEVICE):
         assert is_repeated(calls, x, 1)
-        with Heard():
+        with BaseTorchFunctionMode():
             assert not is_repeated(calls, x, 1)
         assert is_repeated(calls, x, 1)
-    with Heard(), torch.device(backend.DEVICE):
+    with BaseTorchFunctionMode(), torch.device(backend.DEVICE):
         assert not is_repeated(calls, x, 1)
 
 
