@@ -24,6 +24,7 @@ The ladder (what each chapter's module changes, and what that buys):
     operator    a call, prepared once        a cheap call, which PyTorch knows by name
     staged      rows in shared memory        short rows, wherever they start
     windows     words between two words      rows that start elsewhere in the output
+    columns     neighbours in other columns  the softmax along another dimension
 """
 
 from kernels.lab import backend as _backend  # picks the world before Triton is imported
@@ -32,7 +33,7 @@ CHAPTERS = (
     *("eager", "traffic", "program", "strided", "residency", "meta", "persistent"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
     *("tiled", "unaligned", "online", "cooperative", "fastest", "gradient", "operator"),
-    *("staged", "windows"),
+    *("staged", "windows", "columns"),
 )
 
 __all__ = ["CHAPTERS", "softmax"]

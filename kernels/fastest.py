@@ -142,7 +142,9 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         return lambda output, x: of_copy(output, x.to(output.dtype).contiguous())
     output = output if is_matrix else output.view(shape)
     if n_inner > 1:
-        return online.prepare(output, matrix, CachedLaunch)
+        adjacent = matrix.stride(2) == output.stride(2) == 1
+        chapter = import_module("kernels.columns") if adjacent else online
+        return chapter.prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
     n_rows, size = matrix.shape[0], output.element_size()  # the wider dtype's
     stem = choose(n_rows, n_cols, output.dtype, vector, same_shift)

@@ -250,7 +250,10 @@ def launch_for(
 
 
 def prepare(
-    output: torch.Tensor, x: torch.Tensor, keep: Callable[[Launch], Any]
+    output: torch.Tensor,
+    x: torch.Tensor,
+    keep: Callable[[Launch], Any],
+    launch_for: Callable[..., Launch] = launch_for,
 ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
     """Returns what computes tensors like these: one launch, or two that share rows.
 
