@@ -2,6 +2,7 @@
 
     from benchmarks import columns as experiments
     experiments.judge(my_sectors)
+    experiments.lanes_across(launch)
     code = record.observe("columns_code", experiments.code)
     blocks = record.observe("columns_blocks", experiments.blocks)
     parts = record.observe("columns_parts", experiments.parts)
@@ -11,6 +12,7 @@ All functions that measure return rows for `record.observe`, with times in µs.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -118,6 +120,16 @@ def launches(case: Case) -> dict[str, Launch]:
     }
 
 
+def lanes_across(launch: Launch) -> int:
+    """How many lanes of a warp this Triton gives to neighbouring columns, for an H200.
+
+    The first dimension of a block is that of columns, in both chapters' kernels.
+    """
+    code = compile.aot(launch, gpu="H200").ttgir
+    layout = re.search(r"tt\.load .*tensor<\d+x\d+x\d+x.*(#\w+)>", code)[1]
+    return int(re.search(rf"{layout} = .*threadsPerWarp = \[(\d+)", code)[1])
+
+
 def with_rows(case: Case, block_rows: int) -> Launch:
     """The launch with blocks of so many rows, and 16 values of each thread."""
     x = on_meta(case)
@@ -176,9 +188,9 @@ def blocks() -> Iterator[dict[str, Any]]:
         made = occupancy.of(launch)
         softmax = through(CachedLaunch(launch), SQUARES)
         yield {
-            "block_rows": block_rows,
+            "rows of a block": block_rows,
             "warps": launch.constants["num_warps"],
-            "blocks_per_sm": made.blocks_per_sm,
+            "programs on an SM": made.blocks_per_sm,
             "us": taken(softmax, x, SQUARES.dim),
         }
 

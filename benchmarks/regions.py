@@ -27,10 +27,7 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
 Nothing was tried for the others, where a peer takes 0.96 to 0.99 of our time: float32
 1000000 × 32 and 31250 × 1024, bfloat16 489 × 8192 and 15625 × 1024.
 
-All cases are rows along the last dimension. Along another one, a large tensor may be
-slow: 64 × 12 × 197 × 197 along dimension 2 takes several times as long as PyTorch's, on
-an H200, in bfloat16 and in float32. Padding 197 to a multiple of 16, so that Triton
-sees adjacent rows, was tried: bfloat16 took a quarter less, and other tensors more.
+All cases are rows along the last dimension. Chapter `columns` measures others.
 """
 
 import math

@@ -210,11 +210,13 @@ def launch_for(
     """The launch that writes the softmax of x's columns to output.
 
     Args:
-        output, x: (n_matrices, n_rows, n_cols), of one shape, not empty, of any
-            strides; the same tensor, or without shared memory. May be float64.
+        output, x: (n_matrices, n_rows, n_cols), or matrices, whose rows are columns
+            here; of one shape, not empty, of any strides; the same tensor, or without
+            shared memory. May be float64.
         config: None lets `choose_config` choose. Nothing is checked.
         step: the kernel's. In steps 1 and 2 the launch takes the pairs as well.
     """
+    output, x = online.as_columns(output), online.as_columns(x)
     n_matrices, n_rows, n_cols = shape = tuple(x.shape)
     if config is None:
         strides = *x.stride()[:2], *output.stride()[:2]
@@ -251,6 +253,6 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     backend.validate(x)
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
-        stacks = [t[None] if dim == 0 else t.t()[None] for t in (output, x)]
-        prepare(*stacks, lambda made: made)(*stacks)
+        tensors = (output[None], x[None]) if dim == 0 else (output, x)
+        prepare(*tensors, lambda made: made)(*tensors)
     return output

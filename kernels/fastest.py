@@ -1,6 +1,6 @@
 """One softmax for every shape: the kernel that measurement says is the fastest.
 
-Builds on: `tiled`, `unaligned`, `online`, `cooperative`; later `staged`, `windows`.
+Builds on: `tiled`, `unaligned`, `online`, `cooperative`; three later chapters.
 Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape and
     strides, behind PyTorch's own signature.
 Costs: MN values read and MN written; 2MN read where `online` takes them.
@@ -142,9 +142,8 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
         return lambda output, x: of_copy(output, x.to(output.dtype).contiguous())
     output = output if is_matrix else output.view(shape)
     if n_inner > 1:
-        adjacent = matrix.stride(2) == output.stride(2) == 1
-        chapter = import_module("kernels.columns") if adjacent else online
-        return chapter.prepare(output, matrix, CachedLaunch)
+        stem = "columns" if matrix.stride(2) == output.stride(2) == 1 else "online"
+        return import_module(f"kernels.{stem}").prepare(output, matrix, CachedLaunch)
     vector, same_shift = unaligned.alignment(output, matrix)
     n_rows, size = matrix.shape[0], output.element_size()  # the wider dtype's
     stem = choose(n_rows, n_cols, output.dtype, vector, same_shift)
@@ -157,8 +156,7 @@ def prepare(output: Tensor, x: Tensor, dim: int) -> Callable[[Tensor, Tensor], N
     in_tiles = stem in ("tiled", "unaligned")
     few = in_tiles and n_rows <= launch.sms_and_threads()[0]
     config = _config_of_few(n_cols, size, stem == "tiled", same_shift) if few else None
-    chapter = import_module(f"kernels.{stem}")  # nothing else needs `staged`
-    made = chapter.launch_for(output, matrix, config)
+    made = import_module(f"kernels.{stem}").launch_for(output, matrix, config)
     return CachedLaunch(in_smaller_tiles(made, n_rows) if in_tiles else made)
 
 

@@ -231,8 +231,7 @@ def launch_for(
     """
     output, x = as_columns(output), as_columns(x)
     n_rows, n_cols, n_inner = x.shape[0] * x.shape[2], x.shape[1], x.shape[2]
-    sides = [(view.stride(1), view.stride(2)) for view in (x, output)]
-    adjacent = n_inner > 1 and any(c != 1 and inner == 1 for c, inner in sides)
+    adjacent = n_inner > 1 and any(t.stride(1) != 1 == t.stride(2) for t in (x, output))
     if config is None:
         config = choose_config(n_rows, n_cols, x.element_size(), adjacent, step)
     n_tiles = ceil_div(n_rows, config.rows)
@@ -250,20 +249,17 @@ def launch_for(
 
 
 def prepare(
-    output: torch.Tensor,
-    x: torch.Tensor,
-    keep: Callable[[Launch], Any],
-    launch_for: Callable[..., Launch] = launch_for,
+    output: torch.Tensor, x: torch.Tensor, keep: Callable, make: Callable = launch_for
 ) -> Callable[[torch.Tensor, torch.Tensor], Any]:
     """Returns what computes tensors like these: one launch, or two that share rows.
 
-    `keep` makes of a launch what is called, such as a `CachedLaunch`.
+    `make` makes the launches. `keep` makes of each what is called: a `CachedLaunch`.
     """
     output, x = as_columns(output), as_columns(x)
-    launches = [launch_for(output, x, step=step) for step in (1, 2)]
+    launches = [make(output, x, step=step) for step in (1, 2)]
     n_parts, dtype = launches[0].grid[1], launches[0].pointers[2].dtype
     if n_parts == 1:
-        return keep(launch_for(output, x))
+        return keep(make(output, x))
     shape = 2, x.shape[0] * x.shape[2], n_parts
     find, write = map(keep, launches)
 

@@ -198,6 +198,15 @@ def width_for(stem: str, dtype: torch.dtype = torch.float32) -> int:
     return next(n for n in widths if fastest.choose(3, n, dtype) == stem)
 
 
+def contiguous_for(stem: str) -> tuple[tuple[int, int], int, torch.dtype]:
+    """Shape, dim, dtype of a contiguous matrix for a chapter of STEMS, or `columns`."""
+    if stem == "columns":
+        return (5, 300), 0, torch.float32
+    if stem == "online":  # no other chapter takes such rows of float64
+        return (2, 300), 1, torch.float64
+    return (2, width_for(stem)), 1, torch.float32
+
+
 def input_of(stem: str, n_rows: int = 3, **how: object) -> torch.Tensor:
     """A matrix of few rows that goes to this chapter's kernel."""
     if stem == "online":

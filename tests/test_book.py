@@ -19,8 +19,9 @@ REPOSITORY = yaml.safe_load((ROOT / "_config.yml").read_text())["repository"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 PAGES = [*sorted((ROOT / "book").glob("*.md")), *NOTEBOOKS]
 UNDER_THE_HOOD = range(8, 14)  # chapters beside the ladder
-# No softmax of their own, or one of short rows or of slices.
+# No softmax of their own, or one of short rows, of slices or of columns.
 BESIDE = ("traffic", "residency", "gradient", "operator", "staged", "windows")
+BESIDE += ("columns",)
 STEPS = [
     path.stem[3:]
     for path in NOTEBOOKS

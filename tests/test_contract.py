@@ -18,7 +18,7 @@ SOFTMAXES = {
     if hasattr(module, "softmax")
 }
 OF_ANY_TENSOR = {"fastest"}  # any rank, float64 too; all others take a matrix's rows
-OF_ANY_LENGTH = {"eager", "online", "fastest"}  # no MAX_COLS to name
+OF_ANY_LENGTH = {"eager", "online", "fastest", "columns"}  # no MAX_COLS to name
 WITH_A_LAUNCH = [stem for stem in SOFTMAXES if hasattr(MODULES[stem], "launch_for")]
 
 

@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 
 import kernels
 from kernels import (
+    columns,
     cooperative,
     fastest,
     gradient,
@@ -151,6 +152,21 @@ def of_windows(dtype):
         yield windows.launch_for(meta_matrix(64, n_cols, dtype), x)
 
 
+def of_columns(dtype):
+    def stack(*shape, dtype=dtype):
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    long = stack(4, 300, 64)  # in wide accesses; by programs, in two launches
+    doubles = stack(4, 300, 64, dtype=torch.float64)
+    for x in (long, doubles):
+        yield columns.launch_for(x, x)
+        shared = []
+        columns.prepare(x, x, shared.append)
+        yield from shared
+    for x in (stack(4, 21, 65), stack(2, 40, 7)):  # held; columns of both matrices
+        yield columns.launch_for(x, x)
+
+
 CHAPTERS = {
     "traffic": of_traffic,
     "program": of_program,
@@ -166,6 +182,7 @@ CHAPTERS = {
     "gradient": of_gradient,
     "staged": of_staged,
     "windows": of_windows,
+    "columns": of_columns,
 }
 
 

@@ -8,7 +8,7 @@ import torch
 import triton
 
 import kernels
-from kernels import cooperative, fastest, online, staged, tiled, windows
+from kernels import columns, cooperative, fastest, online, staged, tiled, windows
 from kernels.lab import direct, operator
 from tests.helpers import STEMS, FakeKernel, assert_right, input_of, tensor
 
@@ -18,8 +18,9 @@ SINGLE, HALF = torch.float32, torch.bfloat16
 @pytest.fixture
 def launched(monkeypatch) -> dict[str, FakeKernel]:
     """Each chapter's kernel, which notes its launches, with nothing prepared yet."""
-    fakes = {stem: FakeKernel(module.softmax_kernel) for stem, module in STEMS.items()}
-    for stem, module in STEMS.items():
+    fakes = {}
+    for stem, module in [*STEMS.items(), ("columns", columns)]:
+        fakes[stem] = FakeKernel(module.softmax_kernel)
         monkeypatch.setattr(module, "softmax_kernel", fakes[stem])
     forget(monkeypatch)
     monkeypatch.setattr(direct, "_compiled", {})
@@ -90,7 +91,8 @@ def test_answers_for_many_rows_are_launched_too(launched, module, x, monkeypatch
 @pytest.mark.parametrize(
     ("x", "dim", "stems"),
     [
-        (tensor(3, 50, 7), 1, ["online"]),  # columns do not follow each other
+        (tensor(3, 50, 7), 1, ["columns"]),
+        (tensor(3, 50, 14)[:, :, ::2], 1, ["online"]),  # no neighbours
         (tensor(50, 3).t(), 1, ["online"]),
         (tensor(3, 100)[:, ::2], 1, ["online"]),
         (tensor(3, 1).expand(3, 50), 1, ["online"]),
@@ -276,7 +278,7 @@ def test_vmap_makes_one_launch(launched):
     x = tensor(7, 3, 64)
     y = torch.vmap(lambda v: fastest.softmax(v, 0), in_dims=1, out_dims=1)(x)
     assert_right(y, x, 0)
-    assert through_triton(launched) == ["online"]
+    assert through_triton(launched) == ["columns"]
     assert through_a_kept_kernel(launched) == []
     of_values = torch.vmap(lambda v: fastest.softmax(v, -1))(tensor(4))
     assert torch.equal(of_values, torch.ones_like(of_values))

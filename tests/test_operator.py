@@ -22,8 +22,8 @@ from tests.helpers import (
     STEMS,
     FakeKernel,
     assert_right,
+    contiguous_for,
     tensor,
-    width_for,
 )
 
 # ---- out, and autograd ---------------------------------------------------------------
@@ -52,18 +52,17 @@ def test_an_out_that_requires_a_gradient_is_refused():
     assert_right(out.detach(), x)
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", [*STEMS, "columns"])
 @pytest.mark.parametrize("shift", [-3, 0, 3])
 def test_out_may_share_memory_through_dlpack(stem, shift):
     """Then its storage is another one, and may begin elsewhere, at common addresses."""
-    shape = (5, 300) if stem == "online" else (2, width_for(stem))
+    shape, dim, dtype = contiguous_for(stem)
     size = math.prod(shape)
-    buffer = tensor(size + 8)
+    buffer = tensor(size + 8, dtype=dtype)
     x, alias = buffer[4:][:size], torch.from_dlpack(buffer[4 + shift :])[:size]
-    assert alias.data_ptr() == x.data_ptr() + 4 * shift
+    assert alias.data_ptr() == x.data_ptr() + dtype.itemsize * shift
     x, out = x.view(shape), alias.view(shape)
     before = x.clone()
-    dim = 0 if stem == "online" else 1
     fastest.softmax(x, dim, out=out)
     assert_right(out, before, dim)
 

@@ -23,7 +23,7 @@ import triton.language as tl
 
 import kernels
 from benchmarks import variants
-from kernels import cooperative, fastest, staged, tiled, windows
+from kernels import columns, cooperative, fastest, staged, tiled, windows
 from kernels.lab import backend, shared
 from tests.helpers import FakeKernel, assert_right
 
@@ -70,12 +70,19 @@ def softmaxes() -> Iterator[tuple[Callable, tuple[int, int]]]:
         yield of_a_slice, (3, n_cols)
     for n_cols in (40_000, 40_001):  # several programs for a row
         yield cooperative.softmax, (2, n_cols)
+    for shape in ((72, 30), (64, 300)):  # columns that a block holds; parts, both wide
+        yield in_columns, shape
 
 
 def of_a_slice(x: torch.Tensor) -> torch.Tensor:
     """The softmax of x, whose rows lie in a wider matrix and start elsewhere there."""
     wide = torch.nn.functional.pad(x, (1, 2))
     return windows.softmax(wide[:, 1:-2])
+
+
+def in_columns(x: torch.Tensor) -> torch.Tensor:
+    """The softmax of x's rows, which are the columns of a contiguous matrix."""
+    return columns.softmax(x.t().contiguous(), dim=0).t()
 
 
 def every_kernel() -> None:

@@ -67,6 +67,14 @@ ALONE = "[*range(first), *range(first + 2 * count, n_cols)]"
 OF_SLICE = "((two << 32) | one) >> (16 * odd).to(tl.uint64)"
 FACTOR = "tl.exp(part_max - row_max) / row_sum"
 SCALED = "sums * tl.exp(maxima - row_max)"
+COLUMNS = "23_columns", "Write: a softmax of columns", "solution"
+LONG = "23_columns", "Repair: columns of many rows"
+COL = "tl.program_id(0) * COLS + tl.arange(0, COLS)[None, :]"
+PLACES = "places = row * n_cols + col"
+COL_MAX = "tl.max(x, axis=0, keep_dims=True)"
+COL_SUM = "tl.sum(numerators, axis=0, keep_dims=True)"
+MOVED = "col_sum *= exp_shifted_or_zero(col_max, both)"
+ADDED = "col_sum += tl.sum(tl.exp(x - both), axis=0, keep_dims=True)"
 
 # What a masked element holds, and which of several stores is the last, a GPU decides.
 interpreted = pytest.mark.skipif(
@@ -224,6 +232,100 @@ interpreted = pytest.mark.skipif(
             (*KEPT, "solution"),
             [("n_parts + part, part_max)", "n_parts + part, finite)")],
             "Did 0 become the row's maximum?",
+        ),
+        (COLUMNS, [("axis=0", "axis=1")], "That is a softmax of rows."),
+        (
+            COLUMNS,
+            [(COL_SUM, COL_SUM.replace("0", "1"))],
+            "The maximum is of a column. Is the sum, too?",
+        ),
+        (
+            COLUMNS,
+            [(COL_MAX, COL_MAX.replace("0", "1"))],
+            "The sum is of a column. Is the maximum, too?",
+        ),
+        (
+            COLUMNS,
+            [(COL_MAX, "tl.max(x)"), (COL_SUM, "tl.sum(numerators)")],
+            "Each column needs its own.",
+        ),
+        (COLUMNS, [(COL_SUM, "tl.sum(numerators)")], "Each column needs its own."),
+        (COLUMNS, [(COL_MAX, "tl.max(x)")], "What is exp(-200) in float32?"),
+        (COLUMNS, [(PLACES, "places = row + col * n_rows")], "How far apart are two"),
+        pytest.param(
+            COLUMNS,
+            [(PLACES, "places = row * n_rows + col")],
+            "does the next row start?",
+            marks=interpreted,
+        ),
+        (COLUMNS, [(COL, "tl.arange(0, COLS)[None, :]")], "program takes column 16?"),
+        (
+            COLUMNS,
+            [("tl.program_id(0) * COLS", "tl.program_id(0)")],
+            "of program 1 begin?",
+        ),
+        (
+            COLUMNS,
+            [(" + tl.arange(0, COLS)[None, :]", "")],
+            "and how many does it write?",
+        ),
+        pytest.param(
+            COLUMNS,
+            [("(row < n_rows) & (col < n_cols)", "places < n_rows * n_cols")],
+            "What lies in memory after a row?",
+            marks=interpreted,
+        ),
+        (COLUMNS, [(" & (col < n_cols)", "")], "An access is out of bounds."),
+        (COLUMNS, [("(row < n_rows) & ", "")], "An access is out of bounds."),
+        ((*LONG, "stub"), [], "To which maximum is each of them relative?"),
+        (
+            (*LONG, "stub"),
+            [(ADDED, f"col_sum *= tl.exp(col_max - both)\n            {ADDED}")],
+            "begins with a block of -inf. What is -inf - (-inf)?",
+        ),
+        ((*LONG, "solution"), [(MOVED, "")], "maximum is each of them relative?"),
+        (
+            (*LONG, "solution"),
+            [(MOVED, "col_sum *= tl.exp(both - col_max)")],
+            "Is your factor at most 1?",
+        ),
+        (
+            (*LONG, "solution"),
+            [("(col_max, both)", "(both, col_max)")],
+            "Is your factor at most 1?",
+        ),
+        (
+            (*LONG, "solution"),
+            [
+                (f"{MOVED}\n        ", ""),
+                ("        col_max = both", f"        {MOVED}\n        col_max = both"),
+            ],
+            "relative to the old maximum, or to the new one?",
+        ),
+        (
+            (*LONG, "solution"),
+            [("exp_shifted_or_zero(x, both)", "tl.exp(x - both)")],
+            "begins with a block of -inf. What is -inf - (-inf)?",
+        ),
+        (
+            (*LONG, "solution"),
+            [
+                (
+                    "col_max = both",
+                    "col_max = tl.where(both == -float('inf'), 0.0, both)",
+                )
+            ],
+            "Did 0 become its maximum?",
+        ),
+        (
+            (*LONG, "solution"),
+            [("tl.max(x, axis=0, keep_dims=True)", "tl.max(x)")],
+            "values are near -200. Is its maximum, too?",
+        ),
+        (
+            (*LONG, "solution"),
+            [('-float("inf"), tl.float32)', "0.0, tl.float32)")],
+            "values are near -200. Is its maximum, too?",
         ),
     ],
 )

@@ -24,9 +24,10 @@ from kernels.lab.plot import Figure
 CASE = record.Case(torch.bfloat16, 4096, 32768)
 # Part II looks under the hood, beside the ladder. `traffic` has no softmax, `residency`
 # launches the kernel of `strided`, `gradient` is the backward pass, `operator` makes
-# PyTorch know both, `staged` is for short rows and `windows` for rows of a slice.
+# PyTorch know both, `staged` is for short rows, `windows` for rows of a slice and
+# `columns` for other dimensions than the last.
 BESIDE = (
-    *("traffic", "residency", "gradient", "operator", "staged", "windows"),
+    *("traffic", "residency", "gradient", "operator", "staged", "windows", "columns"),
     *("debugging", "profiling", "compiler", "layouts", "cuda", "matmul"),
 )
 STEPS = tuple(stem for stem in kernels.CHAPTERS if stem not in BESIDE)

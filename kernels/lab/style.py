@@ -84,6 +84,7 @@ STYLES: dict[str, Style] = {
     "unaligned": Style("#879600", "P", "unaligned"),
     "staged": Style("#b41ef0", "o", "staged"),
     "windows": Style("#3c00f0", "o", "windows"),
+    "columns": Style("#0000a5", "o", "columns"),
     "online": Style("#784bb4", "v", "online"),
     "online.three_pass": Style("#d25aa5", "s", "online, three passes"),
     "online.per_block": Style("#00694b", "h", "online, per block"),

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks import columns as experiments
 from kernels.lab import clock
-from tests.helpers import assert_right
+from tests.helpers import TRITON, assert_right
 
 
 @pytest.fixture
@@ -64,7 +64,12 @@ def test_a_wrong_softmax_is_not_timed(small):
 
 
 def test_blocks_and_ways_are_softmaxes(small):
-    assert [row["block_rows"] for row in experiments.blocks()] == [32, 64, 128, 256]
+    assert [row["rows of a block"] for row in experiments.blocks()] == [
+        32,
+        64,
+        128,
+        256,
+    ]
     assert [row["way"] for row in experiments.parts()] == ["one launch", "two launches"]
     for shape, y in small:
         assert y.shape == shape
@@ -90,6 +95,16 @@ def test_code_is_of_three_launches(small, monkeypatch):
     rows = list(experiments.code())
     assert [row["kernel"] for row in rows] == [*experiments.launches(case)]
     assert len(small) == 3 and all(row["instructions"] > 100 for row in rows)
+
+
+def test_lanes_go_across_where_the_compiler_sees_neighbours():
+    """Triton 3.6 sends them across in `online`, too; newer ones send them down."""
+    found = {
+        name: experiments.lanes_across(launch)
+        for name, launch in experiments.launches(experiments.UNEVEN).items()
+    }
+    assert found.pop("columns") == 32
+    assert set(found.values()) == {32 if TRITON < (3, 7) else 1}
 
 
 def test_through_is_a_softmax():

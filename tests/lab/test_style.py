@@ -26,6 +26,7 @@ TOGETHER = [  # who shares a figure; the copy is dashed and is looked at by itse
     ["meta", "persistent", "tiled", "unaligned", "torch"],
     ["tiled", "unaligned", "staged"],
     ["unaligned", "cooperative", "windows"],
+    ["torch", "torch.compile", "online", "columns"],
     ["tiled", "unaligned", "online", "cooperative", "fastest"],
     [name for name in style.STYLES if name.startswith("online")],
     ["tiled", "fastest", *PEERS],
