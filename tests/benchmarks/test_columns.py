@@ -91,10 +91,11 @@ def test_code_is_of_three_launches(small, monkeypatch):
     own, same, columns = experiments.launches(case).values()
     assert same.constants["BLOCK_COLS"] == columns.constants["BLOCK_ROWS"]
     assert own.constants["BLOCK_COLS"] > same.constants["BLOCK_COLS"]
-    monkeypatch.setattr(experiments, "UNEVEN", case._replace(shape=(1, 2, 197, 7)))
+    for name in ("UNEVEN", "EVEN"):
+        monkeypatch.setattr(experiments, name, case._replace(shape=(1, 2, 197, 7)))
     rows = list(experiments.code())
-    assert [row["kernel"] for row in rows] == [*experiments.launches(case)]
-    assert len(small) == 3 and all(row["instructions"] > 100 for row in rows)
+    assert [row["kernel"] for row in rows] == 2 * [*experiments.launches(case)]
+    assert len(small) == 6 and all(row["instructions"] > 100 for row in rows)
 
 
 def test_lanes_go_across_where_the_compiler_sees_neighbours():
