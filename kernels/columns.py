@@ -85,9 +85,9 @@ def softmax_kernel(
     # Columns are numbered within a matrix. Blocks are (COLS, WIDTH, ACCUMULATORS).
     n_cols = n_cols // VECTOR * VECTOR
     n_tiles = (n_cols - 1) // NEIGHBOURS + 1  # side by side in a matrix
-    tile, lane = tl.program_id(0), tl.arange(0, COLS)[:, None]
-    matrix = (tile // n_tiles).to(tl.int64) * MATRICES + lane // NEIGHBOURS
-    col = (tile % n_tiles).to(tl.int64) * NEIGHBOURS + lane % NEIGHBOURS
+    tile, i = tl.program_id(0), tl.arange(0, COLS)[:, None]
+    matrix = (tile // n_tiles).to(tl.int64) * MATRICES + i // NEIGHBOURS
+    col = (tile % n_tiles).to(tl.int64) * NEIGHBOURS + i % NEIGHBOURS
     is_col = (matrix < n_matrices) & (col < n_cols)
     turn = tl.arange(0, WIDTH)[None, :, None].to(tl.int64)
     row = turn * ACCUMULATORS + tl.arange(0, ACCUMULATORS)[None, None, :]

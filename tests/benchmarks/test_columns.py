@@ -91,7 +91,7 @@ def test_code_is_of_three_launches(small, monkeypatch):
     own, same, columns = experiments.launches(case).values()
     assert same.constants["BLOCK_COLS"] == columns.constants["BLOCK_ROWS"]
     assert own.constants["BLOCK_COLS"] > same.constants["BLOCK_COLS"]
-    for name in ("UNEVEN", "EVEN"):
+    for name in ("UNEVEN", "FULL"):
         monkeypatch.setattr(experiments, name, case._replace(shape=(1, 2, 197, 7)))
     rows = list(experiments.code())
     assert [row["kernel"] for row in rows] == 2 * [*experiments.launches(case)]
