@@ -147,8 +147,8 @@ def with_rows(case: Case, block_rows: int) -> Launch:
 
 def taken(function: Callable, x: torch.Tensor, dim: int) -> float:
     """The median time of a softmax in µs. It must be PyTorch's within 2 %."""
-    wanted = torch.softmax(x, dim)
-    torch.testing.assert_close(function(x), wanted, rtol=0.02, atol=1e-6)
+    wanted, mean = torch.softmax(x, dim), 1 / x.shape[dim]
+    torch.testing.assert_close(function(x), wanted, rtol=0.02, atol=0.002 * mean)
     return clock.device_us(function, x)[1]
 
 
@@ -206,6 +206,8 @@ def parts() -> Iterator[dict[str, Any]]:
         "one launch": CachedLaunch(columns.launch_for(meta, meta)),
         "two launches": columns.prepare(meta, meta, CachedLaunch),
     }
+    if isinstance(ways["two launches"], CachedLaunch):
+        del ways["two launches"]  # a GPU of few SMs has enough tiles
     for name, run in ways.items():
         yield {"way": name, "us": taken(through(run, FEW), x, FEW.dim)}
 

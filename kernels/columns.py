@@ -1,9 +1,9 @@
 """Softmax down the columns of matrices: tiles whose neighbours are columns.
 
 Builds on: `kernels.online`.
-Changes: columns are adjacent in memory, and the values of one column are not. So the
-    threads of a warp take neighbouring columns, and move down together. A column that
-    one block holds is read once. Small blocks leave room for many programs on an SM.
+Changes: columns are adjacent in memory, and the values of one column are not. So
+    neighbouring threads take neighbouring columns first. A column that one block holds
+    is read once. Small blocks leave room for many programs on an SM.
 Costs: MN values read and MN written; 2MN read where columns have several blocks.
 Source: measured (`notebooks/recorded/`); CUDA C++ Programming Guide, device memory.
 """
@@ -25,6 +25,7 @@ from kernels.online import exp_shifted_or_zero, max_and_sum, merge, merge_axis
 
 TILE_VALUES = 2048  # of a block, for all columns of a program; half as many in float64
 ENOUGH_PER_SM, PROGRAMS_PER_SM = 2, 8  # tiles of whole columns; programs that share
+LEAST_BLOCKS = 4  # of a part
 VECTOR_BYTES = 16  # of a thread's widest access
 
 
@@ -166,13 +167,14 @@ def choose_config(
     """The configuration for a stack of matrices.
 
     A block has TILE_VALUES or fewer: first neighbouring columns, then rows, then
-    columns of other matrices. A thread whose accesses move one element takes a column
-    or half of one, with one running pair. Other threads keep a pair for each value.
+    columns of other matrices. Each value has a running pair; but where accesses move
+    one element, and the block has as many columns as it may, each thread has about one.
 
     Args:
         shape: (n_matrices, n_rows, n_cols).
         element_size: bytes of the output's elements.
-        vector, step: the kernel's.
+        vector: elements that a thread moves at once.
+        step: the kernel's.
     """
     n_matrices, n_rows, n_cols = shape
     values = TILE_VALUES // max(1, element_size // 4)
@@ -195,12 +197,14 @@ def choose_parts(n_tiles: int, n_blocks: int) -> int:
     """How many programs share each of n_tiles tiles of n_blocks blocks.
 
     One, where there are ENOUGH_PER_SM tiles for each SM. Otherwise PROGRAMS_PER_SM for
-    each SM, in parts of two blocks or more.
+    each SM, in parts of LEAST_BLOCKS or more.
     """
     sms, _ = launch.sms_and_threads()
     if n_tiles >= ENOUGH_PER_SM * sms:
         return 1
-    n_parts = min(ceil_div(PROGRAMS_PER_SM * sms, n_tiles), max(1, n_blocks // 2))
+    n_parts = min(
+        ceil_div(PROGRAMS_PER_SM * sms, n_tiles), max(1, n_blocks // LEAST_BLOCKS)
+    )
     return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
 
 
@@ -221,6 +225,8 @@ def launch_for(
     if config is None:
         strides = *x.stride()[:2], *output.stride()[:2]
         vector = math.gcd(VECTOR_BYTES // x.element_size(), n_cols, *strides)
+        if not any(pointer_to(tensor).aligned for tensor in (output, x)):
+            vector = 1  # Triton will move single elements
         config = choose_config(shape, output.element_size(), vector, step)
     n_tiles = ceil_div(n_cols, config.cols // config.matrices)
     n_tiles *= ceil_div(n_matrices, config.matrices)
@@ -248,11 +254,14 @@ def prepare(
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """The softmax of every row of a matrix, or of every column (dim=0).
 
-    Made for dim=0. Args, returns, raises: as `kernels.online.softmax`.
+    Made for dim=0. Args, returns, raises: as `kernels.online.softmax`; IndexError if a
+    matrix has no such dimension.
     """
     backend.validate(x)
+    if not -2 <= dim < 2:
+        raise IndexError(f"dim must be from -2 to 1 for a matrix, got {dim}")
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if x.numel():
-        tensors = (output[None], x[None]) if dim == 0 else (output, x)
+        tensors = (output[None], x[None]) if dim % 2 == 0 else (output, x)
         prepare(*tensors, lambda made: made)(*tensors)
     return output

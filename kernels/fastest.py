@@ -3,7 +3,7 @@
 Builds on: `tiled`, `unaligned`, `online`, `cooperative`; three later chapters.
 Changes: nothing in the kernels. A rule chooses a kernel from a tensor's shape and
     strides, behind PyTorch's own signature.
-Costs: MN values read and MN written; 2MN read where `online` takes them.
+Costs: MN values read and MN written; 2MN read by `online` and `columns`.
 Source: measured (`notebooks/recorded/`); PyTorch's documentation of softmax.
 """
 

@@ -145,7 +145,16 @@ def test_an_empty_matrix_stays_empty(shape):
     assert columns.softmax(x, dim=0).shape == shape
 
 
+def test_a_dimension_may_count_from_the_end():
+    x = matrix(5, 7)
+    for dim in (-2, -1, 0, 1):
+        assert_right(columns.softmax(x, dim), x, dim)
+
+
 def test_errors_name_what_was_got():
+    for dim in (-3, 2):
+        with pytest.raises(IndexError, match=rf"from -2 to 1 .*got {dim}"):
+            columns.softmax(matrix(2, 3), dim)
     with pytest.raises(TypeError, match=r"float32, float16 or bfloat16, got torch.int"):
         columns.softmax(torch.ones(2, 2, dtype=torch.int32, device=backend.DEVICE))
 
@@ -242,7 +251,8 @@ def test_configs_are_powers_of_two_and_fit():
         ((64, 12, 4096), 1),  # held
         ((768, 197, 197), 1),
         ((1, 4096, 4096), 2),
-        ((1, 10**6, 3), 2),
+        ((1, 3_000_000, 3), 2),
+        ((8, 128, 64), 1),  # too short to be shared
         ((1, 100_000, 2**16), 1),  # tiles enough
     ],
 )
@@ -284,6 +294,16 @@ def test_nothing_is_spilled(shape, dtype):
     columns.prepare(x, x, lambda launch: found.append(launch) or launch)
     for launch in found:
         assert compile.aot(launch, gpu="H200").spills == 0
+
+
+def test_tensors_off_16_bytes_have_the_pairs_of_single_elements():
+    base = torch.empty(768 * 192 * 192 + 8, dtype=torch.bfloat16)
+    shape = 768, 192, 192
+    on, off = (base[at:][: math.prod(shape)].view(shape) for at in (0, 1))
+    assert columns.launch_for(on, off).constants["VECTOR"] == 8
+    launch = columns.launch_for(off, off)
+    assert launch.constants["VECTOR"] == 1 and launch.constants["ACCUMULATORS"] == 2
+    assert compile.aot(launch, gpu="H200").spills == 0
 
 
 @pytest.mark.parametrize(("n_cols", "size"), [(192, 16), (196, 8), (194, 4), (197, 2)])
