@@ -24,9 +24,8 @@ from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_
 from kernels.online import exp_shifted_or_zero, max_and_sum, merge, merge_axis
 
 TILE_VALUES = 2048  # of a block, for all columns of a program; half as many in float64
-ENOUGH_PER_SM, PROGRAMS_PER_SM = 2, 8  # tiles of whole columns; programs that share
+ENOUGH_PER_SM = 2  # tiles on an SM, where no programs share columns
 LEAST_BLOCKS = 4  # of a part
-VECTOR_BYTES = 16  # of a thread's widest access
 
 
 @triton.jit
@@ -196,14 +195,15 @@ def choose_config(
 def choose_parts(n_tiles: int, n_blocks: int) -> int:
     """How many programs share each of n_tiles tiles of n_blocks blocks.
 
-    One, where there are ENOUGH_PER_SM tiles for each SM. Otherwise PROGRAMS_PER_SM for
-    each SM, in parts of LEAST_BLOCKS or more.
+    One, where there are ENOUGH_PER_SM tiles for each SM. Otherwise PROGRAMS_PER_SM of
+    `online` for each SM, in parts of LEAST_BLOCKS or more.
     """
     sms, _ = launch.sms_and_threads()
     if n_tiles >= ENOUGH_PER_SM * sms:
         return 1
     n_parts = min(
-        ceil_div(PROGRAMS_PER_SM * sms, n_tiles), max(1, n_blocks // LEAST_BLOCKS)
+        ceil_div(online.PROGRAMS_PER_SM * sms, n_tiles),
+        max(1, n_blocks // LEAST_BLOCKS),
     )
     return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
 
@@ -224,7 +224,7 @@ def launch_for(
     n_matrices, n_rows, n_cols = shape = tuple(x.shape)
     if config is None:
         strides = *x.stride()[:2], *output.stride()[:2]
-        vector = math.gcd(VECTOR_BYTES // x.element_size(), n_cols, *strides)
+        vector = math.gcd(online.VECTOR_BYTES // x.element_size(), n_cols, *strides)
         if not any(pointer_to(tensor).aligned for tensor in (output, x)):
             vector = 1  # Triton will move single elements
         config = choose_config(shape, output.element_size(), vector, step)

@@ -348,6 +348,21 @@ def wide_accesses(kernel: Compiled) -> list[int]:
     return [kernel.count(rf"{kind}\.global\S*\.v4\.b32") for kind in ("ld", "st")]
 
 
+def assert_parts_are_read_twice(counted, n_values: int, n_sums: int, n_parts: int):
+    """Asserts what two launches move: values twice, and each part's pairs.
+
+    Args:
+        counted: by the meter.
+        n_values, n_sums: of the tensor; along which dimension they sum does not matter.
+        n_parts: of each sum.
+    """
+    n_words = 2 * n_sums * n_parts
+    first, second = (op for op in counted.rows if op.grid)
+    assert (first.read_values, first.written_values) == (n_values, n_words)
+    assert second.read_values == n_values + n_parts * n_words
+    assert second.written_values == n_values
+
+
 # ---- stand-ins for what only a GPU has -----------------------------------------------
 
 

@@ -10,13 +10,22 @@ import torch
 import triton.language as tl  # noqa: F401 - the interpreter wants it visible
 
 import kernels
-from kernels import columns, fastest
+from kernels import columns, fastest, online
 from kernels.columns import Config
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab import launch as launch_module
 from kernels.lab.direct import CachedLaunch
-from kernels.lab.launch import Launch, power_of_2
-from tests.helpers import assert_right, fewer, like, matrix, patched, tensor
+from kernels.lab.launch import power_of_2
+from tests.helpers import (
+    assert_parts_are_read_twice,
+    assert_right,
+    fewer,
+    like,
+    matrix,
+    patched,
+    tensor,
+)
+from tests.test_online import kept, without_the_first_part
 
 INF = float("inf")
 NARROW = Config(cols=4, block_rows=16, accumulators=4, num_warps=1)
@@ -25,10 +34,6 @@ DTYPES = (*backend.DTYPES, torch.float64)
 
 def stack(n_matrices, n_rows, n_cols, dtype=torch.float32) -> torch.Tensor:
     return matrix(n_matrices, n_rows * n_cols, dtype).view(n_matrices, n_rows, n_cols)
-
-
-def kept(launch: Launch) -> Launch:
-    return launch
 
 
 def run(output: torch.Tensor, x: torch.Tensor, n_parts: int = 1, **changes) -> None:
@@ -173,18 +178,10 @@ def test_short_columns_are_read_once(n_rows, passes):
 def test_parts_are_read_twice_and_written_once(n_parts):
     shape = 2, 160, 6
     counted = meter.count(lambda x: run(torch.empty_like(x), x, n_parts), stack(*shape))
-    n_values, n_words = math.prod(shape), 2 * 12 * n_parts
-    first, second = (op for op in counted.rows if op.grid)
-    assert (first.read_values, first.written_values) == (n_values, n_words)
-    assert second.read_values == n_values + n_parts * n_words
-    assert second.written_values == n_values
+    assert_parts_are_read_twice(counted, math.prod(shape), 12, n_parts)
 
 
 # ---- wrong kernels -------------------------------------------------------------------
-
-
-def without_the_first_part(max_a, sum_a, max_b, sum_b):
-    return max_b, sum_b
 
 
 def of_the_first_matrix(place, strides, VECTOR):
@@ -263,7 +260,7 @@ def test_columns_are_shared_where_they_leave_sms_idle(shape, n_launches, monkeyp
     assert len(found) == n_launches
     if n_launches == 2:
         n_programs = math.prod(found[0].grid)
-        filled = columns.PROGRAMS_PER_SM * 132
+        filled = online.PROGRAMS_PER_SM * 132
         assert 0.7 * filled <= n_programs < filled + found[0].grid[0]
 
 

@@ -15,7 +15,14 @@ from kernels.lab import launch as launch_module
 from kernels.lab.direct import CachedLaunch
 from kernels.lab.launch import Launch
 from kernels.online import Config
-from tests.helpers import assert_right, fewer, like, matrix, patched
+from tests.helpers import (
+    assert_parts_are_read_twice,
+    assert_right,
+    fewer,
+    like,
+    matrix,
+    patched,
+)
 
 INF = float("inf")
 NARROW = Config(rows=1, block_cols=16, accumulators=4, num_warps=1)
@@ -239,11 +246,7 @@ def test_the_output_may_be_the_input_of_parts():
 @pytest.mark.parametrize("shape", [(3, 160), (2, 333)])
 def test_parts_are_read_twice_and_written_once(shape, n_parts):
     counted = meter.count(in_parts(n_parts), matrix(*shape))
-    n_values, n_words = math.prod(shape), 2 * shape[0] * n_parts
-    first, second = (op for op in counted.rows if op.grid)
-    assert (first.read_values, first.written_values) == (n_values, n_words)
-    assert second.read_values == n_values + n_parts * n_words
-    assert second.written_values == n_values
+    assert_parts_are_read_twice(counted, math.prod(shape), shape[0], n_parts)
 
 
 def without_the_first_part(max_a, sum_a, max_b, sum_b):
