@@ -24,8 +24,9 @@ from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_
 from kernels.online import exp_shifted_or_zero, max_and_sum, merge, merge_axis
 
 TILE_VALUES = 2048  # of a block, for all columns of a program; half as many in float64
-ENOUGH_PER_SM = 2  # tiles on an SM, where no programs share columns
-LEAST_BLOCKS = 4  # of a part
+MERGED_PAIRS = 512  # that a program loads at once, for all of its columns
+ENOUGH_PER_SM, FEW = 2, 8  # tiles for each SM, and for all of them
+LEAST_BLOCKS, LONG_BLOCKS = 4, 128  # of a part, and of a long column
 
 
 @triton.jit
@@ -172,8 +173,7 @@ def choose_config(
     Args:
         shape: (n_matrices, n_rows, n_cols).
         element_size: bytes of the output's elements.
-        vector: elements that a thread moves at once.
-        step: the kernel's.
+        vector, step: elements that a thread moves at once; the kernel's step.
     """
     n_matrices, n_rows, n_cols = shape
     values = TILE_VALUES // max(1, element_size // 4)
@@ -188,23 +188,27 @@ def choose_config(
     pairs = block_rows
     if vector == 1 and neighbours * matrices == most:
         pairs = min(block_rows, max(1, 32 * num_warps // most))
-    how = num_warps, matrices, vector, held
-    return Config(neighbours * matrices, block_rows, pairs, *how)
+    if step == 2:
+        pairs = min(pairs, max(1, MERGED_PAIRS // (neighbours * matrices)))
+    cols = neighbours * matrices
+    return Config(cols, block_rows, pairs, num_warps, matrices, vector, held)
 
 
-def choose_parts(n_tiles: int, n_blocks: int) -> int:
+def choose_parts(n_tiles: int, n_blocks: int, width: int) -> int:
     """How many programs share each of n_tiles tiles of n_blocks blocks.
 
-    One, where there are ENOUGH_PER_SM tiles for each SM. Otherwise PROGRAMS_PER_SM of
-    `online` for each SM, in parts of LEAST_BLOCKS or more.
+    PROGRAMS_PER_SM of `online` for each SM, in parts of LEAST_BLOCKS or more; half as
+    many for FEW tiles, whose columns have many pairs to merge. If the tiles are ENOUGH,
+    long ones are shared, by twice as many, if a tile's row (width, bytes) has a line.
     """
     sms, _ = launch.sms_and_threads()
-    if n_tiles >= ENOUGH_PER_SM * sms:
-        return 1
-    n_parts = min(
-        ceil_div(online.PROGRAMS_PER_SM * sms, n_tiles),
-        max(1, n_blocks // LEAST_BLOCKS),
-    )
+    n_programs = online.PROGRAMS_PER_SM * sms
+    if n_tiles < FEW:
+        n_programs //= 2
+    elif n_tiles >= ENOUGH_PER_SM * sms:
+        long = n_blocks >= LONG_BLOCKS and width >= online.LINE_BYTES
+        n_programs = 2 * n_programs if long and n_tiles < n_programs else 1
+    n_parts = min(ceil_div(n_programs, n_tiles), max(1, n_blocks // LEAST_BLOCKS))
     return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
 
 
@@ -228,10 +232,10 @@ def launch_for(
         if not any(pointer_to(tensor).aligned for tensor in (output, x)):
             vector = 1  # Triton will move single elements
         config = choose_config(shape, output.element_size(), vector, step)
-    n_tiles = ceil_div(n_cols, config.cols // config.matrices)
-    n_tiles *= ceil_div(n_matrices, config.matrices)
+    side = config.cols // config.matrices
+    n_tiles = ceil_div(n_cols, side) * ceil_div(n_matrices, config.matrices)
     n_blocks = ceil_div(n_rows, config.block_rows)
-    n_parts = choose_parts(n_tiles, n_blocks) if step else 1
+    n_parts = choose_parts(n_tiles, n_blocks, side * x.element_size()) if step else 1
     no_pairs = [] if step else [0]
     sizes = *shape, ceil_div(n_blocks, n_parts)
     pairs = [Pointer(torch.promote_types(output.dtype, torch.float32))][:step]

@@ -231,7 +231,7 @@ def test_configs_are_powers_of_two_and_fit():
             for n_matrices in (1, 3, 5000):
                 for size, vector in ((2, 1), (2, 8), (4, 1), (4, 4), (8, 1), (8, 2)):
                     shape = n_matrices, n_rows, n_cols
-                    for step in (0, 1):
+                    for step in (0, 1, 2):
                         c = columns.choose_config(shape, size, vector, step)
                         sizes = c.cols, c.block_rows, c.accumulators, c.matrices
                         assert all(n == power_of_2(n) for n in sizes), shape
@@ -243,25 +243,29 @@ def test_configs_are_powers_of_two_and_fit():
 
 
 @pytest.mark.parametrize(
-    ("shape", "n_launches"),
+    ("shape", "per_sm"),
     [
-        ((64, 12, 4096), 1),  # held
-        ((768, 197, 197), 1),
-        ((1, 4096, 4096), 2),
-        ((1, 3_000_000, 3), 2),
-        ((8, 128, 64), 1),  # too short to be shared
-        ((1, 100_000, 2**16), 1),  # tiles enough
+        ((64, 12, 4096), None),  # held
+        ((768, 197, 197), None),
+        ((1, 4096, 4096), 8),
+        ((1, 3_000_000, 3), 4),  # many pairs to merge
+        ((4, 200_000, 52), 4),
+        ((8, 128, 64), None),  # too short to be shared
+        ((1, 50_000, 16_896), 16),  # few programs, long columns
+        ((1, 4000, 20_000), None),
+        ((300, 30_000, 4), None),  # a tile's rows follow each other
+        ((1, 100_000, 2**17), None),  # tiles enough
     ],
 )
-def test_columns_are_shared_where_they_leave_sms_idle(shape, n_launches, monkeypatch):
+def test_columns_are_shared_where_they_leave_sms_idle(shape, per_sm, monkeypatch):
     monkeypatch.setattr(launch_module, "sms_and_threads", lambda: (132, 2048))
     x, found = torch.empty(shape, device="meta"), []
     columns.prepare(x, x, lambda launch: found.append(launch) or launch)
-    assert len(found) == n_launches
-    if n_launches == 2:
-        n_programs = math.prod(found[0].grid)
-        filled = online.PROGRAMS_PER_SM * 132
-        assert 0.7 * filled <= n_programs < filled + found[0].grid[0]
+    assert len(found) == (2 if per_sm else 1)
+    if per_sm:
+        assert len({launch.grid for launch in found}) == 1
+        n_programs, wanted = math.prod(found[0].grid), per_sm * 132
+        assert 0.7 * wanted <= n_programs < wanted + found[0].grid[0]
 
 
 def test_the_softmax_takes_adjacent_columns_here():

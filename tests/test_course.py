@@ -31,7 +31,7 @@ LONGEST_MODULE = 560
 LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
 LONGER = {
     "unaligned": 270,  # short rows have a rule of their own, and rows of slices
-    "columns": 270,  # whole columns, or parts of them in two steps
+    "columns": 275,  # whole columns, or parts of them in two steps
     "online": 295,  # one launch, or two steps of programs that share rows
     "staged": 295,  # every access to shared memory is a function of its own
     "cooperative": 350,  # its kernel waits for the other parts, and helps
