@@ -2,6 +2,7 @@
 
 from benchmarks import host
 observed = record.observe("operator_host", host.pieces)
+host.steps()  # a softmax and its gradient, beside the peers'
 host.kernels_for(970)  # how many kernels so many row lengths compile
 
 Each piece of a repeated call is a call of its own, timed by the clock `host`, on a
@@ -24,11 +25,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest.mock import patch
 
+import pandas as pd
 import torch
 
+from benchmarks import training
 from kernels import fastest, tiled, unaligned
 from kernels import operator as registered
-from kernels.lab import backend, clock, direct, launch, operator, process
+from kernels.lab import backend, clock, direct, launch, operator, process, record
 
 SHAPE = 64, 64
 NEW_LENGTHS = range(2049, 2449)
@@ -64,7 +67,6 @@ def calls() -> dict[str, Callable[[], Any]]:
     prepared = fastest.prepare(y, x, 1)
     through_triton = prepared.launch
     ours, native = fastest.softmax, functools.partial(torch.softmax, dim=-1)
-    grad = torch.autograd.grad
     return {
         "kernels.softmax": lambda: ours(x),
         "torch.softmax": lambda: native(x),
@@ -76,10 +78,6 @@ def calls() -> dict[str, Callable[[], Any]]:
         "torch.softmax, out=": lambda: native(x, out=y),
         "kernels.softmax, x needs a gradient": lambda: ours(leaf),
         "torch.softmax, x needs a gradient": lambda: native(leaf),
-        "kernels.softmax and its gradient": lambda: grad(
-            fastest.softmax(leaf), leaf, x
-        ),
-        "torch.softmax and its gradient": lambda: grad(native(leaf), leaf, x),
     }
 
 
@@ -98,6 +96,19 @@ def pieces() -> list[dict[str, Any]]:
         rows += new_lengths().items()
         torch.cuda.synchronize()  # nothing of this runs while another process measures
     return [{"call": name, "us": round(us, 3)} for name, us in rows]
+
+
+def steps() -> pd.DataFrame:
+    """The host's time for a softmax and its gradient at SHAPE, ours and the peers'.
+
+    Returns:
+        Rows of `record.sweep`, the fastest first, without the copy and the stream.
+    """
+    case = record.Case(torch.float32, *SHAPE, "pair")
+    how = {"inputs": training.INPUTS, "verify": training.verify}
+    rows = record.sweep("operator_step", training.steps(), [case], clock="host", **how)
+    rows = rows[~rows["provider"].isin(["copy", training.STREAM])]
+    return rows.sort_values("p50_us")
 
 
 def in_turns(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

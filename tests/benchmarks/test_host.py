@@ -9,15 +9,20 @@ from benchmarks import host
 from kernels.lab import clock
 
 
-def test_every_call_gives_the_softmax_or_its_gradient_or_is_a_piece():
+def test_every_call_gives_the_softmax_or_is_a_piece():
     results = {name: call() for name, call in host.calls().items()}
     whole = results["torch.softmax"]
     for name, result in results.items():
-        if "softmax" in name and "and its gradient" not in name:
+        if "softmax" in name:
             torch.testing.assert_close(result.detach(), whole)
-    (ours,) = results["kernels.softmax and its gradient"]
-    (theirs,) = results["torch.softmax and its gradient"]
-    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_steps_are_ours_and_the_peers(monkeypatch):
+    monkeypatch.setenv("COURSE_MEASURE", "recorded")
+    rows = host.steps()
+    assert {"gradient", "torch", "torch.compile", "liger", "quack"} <= {*rows["provider"]}
+    assert not {"copy", "stream"} & {*rows["provider"]}
+    assert {*rows["clock"]} == {"host"} and rows["p50_us"].is_monotonic_increasing
 
 
 def test_each_piece_of_a_first_call_is_in_the_call(monkeypatch):
