@@ -73,7 +73,6 @@ def calls() -> dict[str, Callable[[], Any]]:
         "  the output: torch.empty_like": lambda: torch.empty_like(x),
         "  the launch, prepared": lambda: prepared(y, x),
         "the same launch by Triton": lambda: through_triton(y, x),
-        "tiled.softmax: chooses, launches anew": lambda: tiled.softmax(x),
         "kernels.softmax, out=": lambda: ours(x, out=y),
         "torch.softmax, out=": lambda: native(x, out=y),
         "kernels.softmax, x needs a gradient": lambda: ours(leaf),

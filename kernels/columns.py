@@ -24,7 +24,7 @@ from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_
 from kernels.online import exp_shifted_or_zero, max_and_sum, merge, merge_axis
 
 TILE_VALUES = 2048  # of a block, for all columns of a program; half as many in float64
-MERGED_PAIRS = 512  # that a program loads at once, for all of its columns
+MERGED = 8  # pairs of a column that a program of many columns loads at once
 ENOUGH_PER_SM, FEW = 2, 8  # tiles for each SM, and for all of them
 LEAST_BLOCKS, LONG_BLOCKS = 4, 128  # of a part, and of a long column
 
@@ -185,29 +185,29 @@ def choose_config(
     matrices = min(launch.power_of_2(n_matrices), matrices)
     held = step == 0 and n_rows <= block_rows
     num_warps = 2 if held else 4
-    pairs = block_rows
-    if vector == 1 and neighbours * matrices == most:
+    pairs, cols = block_rows, neighbours * matrices
+    if vector == 1 and cols == most:
         pairs = min(block_rows, max(1, 32 * num_warps // most))
-    if step == 2:
-        pairs = min(pairs, max(1, MERGED_PAIRS // (neighbours * matrices)))
-    cols = neighbours * matrices
+    if step == 2 and cols == most:
+        pairs = min(pairs, MERGED)
     return Config(cols, block_rows, pairs, num_warps, matrices, vector, held)
 
 
 def choose_parts(n_tiles: int, n_blocks: int, width: int) -> int:
     """How many programs share each of n_tiles tiles of n_blocks blocks.
 
-    PROGRAMS_PER_SM of `online` for each SM, in parts of LEAST_BLOCKS or more; half as
-    many for FEW tiles, whose columns have many pairs to merge. If the tiles are ENOUGH,
-    long ones are shared, by twice as many, if a tile's row (width, bytes) has a line.
+    PROGRAMS_PER_SM of `online` for each SM, in parts of LEAST_BLOCKS or more; one, if
+    there are ENOUGH_PER_SM tiles for each SM. But if a tile's row (width, bytes) is a
+    cache line or longer, half as many share FEW tiles, whose columns have many pairs to
+    merge, and twice as many share long columns of enough tiles.
     """
     sms, _ = launch.sms_and_threads()
-    n_programs = online.PROGRAMS_PER_SM * sms
-    if n_tiles < FEW:
+    n_programs, is_wide = online.PROGRAMS_PER_SM * sms, width >= online.LINE_BYTES
+    if n_tiles < FEW and is_wide:
         n_programs //= 2
     elif n_tiles >= ENOUGH_PER_SM * sms:
-        long = n_blocks >= LONG_BLOCKS and width >= online.LINE_BYTES
-        n_programs = 2 * n_programs if long and n_tiles < n_programs else 1
+        shared = is_wide and n_blocks >= LONG_BLOCKS and n_tiles < n_programs
+        n_programs = 2 * n_programs if shared else 1
     n_parts = min(ceil_div(n_programs, n_tiles), max(1, n_blocks // LEAST_BLOCKS))
     return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
 

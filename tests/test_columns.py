@@ -10,7 +10,7 @@ import torch
 import triton.language as tl  # noqa: F401 - the interpreter wants it visible
 
 import kernels
-from kernels import columns, fastest, online
+from kernels import columns, fastest
 from kernels.columns import Config
 from kernels.lab import backend, check, compile, gpu, meter
 from kernels.lab import launch as launch_module
@@ -224,6 +224,13 @@ def test_known_configs(shape, element_size, vector, expected):
     assert columns.choose_config(shape, element_size, vector) == expected
 
 
+@pytest.mark.parametrize(("n_cols", "pairs"), [(4096, 8), (52, 8), (16, 128)])
+def test_programs_of_many_columns_merge_few_pairs_at_once(n_cols, pairs):
+    configs = [columns.choose_config((1, 10**5, n_cols), 4, 4, s) for s in (1, 2)]
+    assert configs[0].accumulators == configs[0].block_rows
+    assert configs[1] == dataclasses.replace(configs[0], accumulators=pairs)
+
+
 def test_configs_are_powers_of_two_and_fit():
     lengths = (*range(1, 70), 781, 4097, 50257, 10**6)
     for n_rows in lengths:
@@ -248,8 +255,8 @@ def test_configs_are_powers_of_two_and_fit():
         ((64, 12, 4096), None),  # held
         ((768, 197, 197), None),
         ((1, 4096, 4096), 8),
-        ((1, 3_000_000, 3), 4),  # many pairs to merge
-        ((4, 200_000, 52), 4),
+        ((1, 3_000_000, 3), 8),
+        ((4, 200_000, 52), 4),  # many pairs to merge
         ((8, 128, 64), None),  # too short to be shared
         ((1, 50_000, 16_896), 16),  # few programs, long columns
         ((1, 4000, 20_000), None),
