@@ -6,10 +6,10 @@ here each matrix is also taken by a kernel of its own: with the chapter's config
 for its length, and with all these numbers as constants.
 
 On an H200, more than half of all matrices are at least as fast in a kernel that shapes
-share. The others lose up to 1.7 % if they are the benchmark's, and up to 6.6 % at 64
-rows of lengths between two powers, whose configuration differs, too. (A small matrix
-has larger tiles in its own kernel.) Three matrices of bfloat16 take about twice as long
-in a kernel of their own, because the compiler spills registers there.
+share. The others lose up to 1.6 %, also at 64 rows of lengths between two powers, whose
+configuration differs, too. (A small matrix has larger tiles in its own kernel.) Three
+matrices of bfloat16 take about twice as long in a kernel of their own, because the
+compiler spills registers there.
 
 from benchmarks import classes
 observed = record.observe("fastest_classes", classes.times)

@@ -22,10 +22,11 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
   shifted in registers, one program for a row.
 - Few rows: parts of 4 to 32 KiB, 1 to 32 warps; one program of 16 or 32 for a row.
 - Small matrices: other tiles and warps. A kernel for one shape alone takes up to
-  1.7 % less time (`benchmarks.classes`), but every shape would need one.
+  1.4 % less time (`benchmarks.classes`), but every shape would need one.
 
-Nothing was tried for the others, where a peer takes 0.96 to 0.99 of our time: float32
-1000000 × 32 and 31250 × 1024, bfloat16 489 × 8192 and 15625 × 1024.
+Nothing was tried for the others, where a peer takes 0.95 to 0.99 of our time: float32
+1000000 × 32 and 31250 × 1024, bfloat16 489 × 8192, 123 × 131072, 15625 × 1024 and
+3907 × 1024.
 
 All cases are rows along the last dimension. Chapter `columns` measures others.
 """

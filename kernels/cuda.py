@@ -32,10 +32,10 @@ UNROLL, MORE = 4, 8  # loads that a thread of `softmax_block` has under way at o
 REDUCTIONS = 256  # bytes of shared memory: 32 maxima and 32 sums
 LONGEST_WARP_ROW = {
     4: {1: 8192, 2: 5120, 4: 1280, 8: 2560},
-    2: {1: 8192, 2: 8192, 4: 3584, 8: 2560},
+    2: {1: 8192, 2: 6144, 4: 3584, 8: 2560},
 }
-"""Up to how many columns `softmax_warp` is the faster on an H200 (`cuda_packs.csv`):
-bytes of a value → pack → columns."""
+"""Up to how many columns `softmax_warp` is mostly the faster on an H200
+(`cuda_packs.csv`): bytes of a value → pack → columns."""
 C_TYPES = {torch.float32: "float", torch.float16: "__half"}
 C_TYPES[torch.bfloat16] = "__nv_bfloat16"
 

@@ -25,9 +25,9 @@ Two safeguards keep the input out of the L2 cache in `device` and `events`.
    these together exceed twice L2 from 2 MB on; smaller inputs rely on the flush, too. A
    kernel may ask L2 to keep its lines longer than others (`evict_last`), and such lines
    outlive a flush: after 1 GiB of other values was read, an H200 still held almost half
-   of a matrix of 8 MB (`flush_dram.csv`). With a flush alone, `fastest` took 0.2 to
-   0.5 µs less on inputs of 0.3 to 4 MB; torch, Liger and the copy, which ask for
-   nothing, took the same within 0.2 µs (`flush.csv`).
+   of a matrix of 8 MB (`flush_dram.csv`). With a flush alone, on inputs of 0.3 to 4 MB,
+   `online` took 0.3 to 0.6 µs less, `fastest` from 0.3 less to 0.3 more. Others, which
+   ask for nothing, were within 0.1 (torch) or 0.5 µs (Liger, the copy; `flush.csv`).
 
 `benchmarks/flush.py` makes both records.
 
