@@ -24,7 +24,7 @@ on an H200 and was no faster, or faster at some shapes and slower at others:
 - Small matrices: other tiles and warps. A kernel for one shape alone takes up to
   1.4 % less time (`benchmarks.classes`), but every shape would need one.
 
-Nothing was tried for the others, where a peer takes 0.95 to 0.99 of our time: float32
+No trial is known of the others, where a peer takes 0.95 to 0.99 of our time: float32
 1000000 × 32 and 31250 × 1024, bfloat16 489 × 8192, 123 × 131072, 15625 × 1024 and
 3907 × 1024.
 

@@ -23,6 +23,7 @@ def test_steps_are_ours_and_the_peers(monkeypatch):
     found = {*rows["provider"]}
     assert {"gradient", "torch", "torch.compile", "liger", "quack"} <= found
     assert not {"copy", "stream"} & found
+    assert {*zip(rows["n_rows"], rows["n_cols"], strict=True)} == {host.SHAPE}
     assert {*rows["clock"]} == {"host"} and rows["p50_us"].is_monotonic_increasing
 
 
