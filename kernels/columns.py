@@ -25,8 +25,9 @@ from kernels.online import exp_shifted_or_zero, max_and_sum, merge, merge_axis
 
 TILE_VALUES = 2048  # of a block, for all columns of a program; half as many in float64
 MERGED = 8  # pairs of a column that a program of many columns loads at once
+LINE_BYTES = 128  # of a cache line
 ENOUGH_PER_SM, FEW = 2, 8  # tiles for each SM, and for all of them
-LEAST_BLOCKS, LONG_BLOCKS = 4, 128  # of a part, and of a long column
+LEAST_BLOCKS, MANY_BLOCKS = 4, 24  # of a part
 
 
 @triton.jit
@@ -199,15 +200,18 @@ def choose_parts(n_tiles: int, n_blocks: int, width: int) -> int:
     PROGRAMS_PER_SM of `online` for each SM, in parts of LEAST_BLOCKS or more; one, if
     there are ENOUGH_PER_SM tiles for each SM. But if a tile's row (width, bytes) is a
     cache line or longer, half as many share FEW tiles, whose columns have many pairs to
-    merge, and twice as many share long columns of enough tiles.
+    merge, and twice as many share more tiles, where a program would have MANY_BLOCKS.
     """
     sms, _ = launch.sms_and_threads()
-    n_programs, is_wide = online.PROGRAMS_PER_SM * sms, width >= online.LINE_BYTES
-    if n_tiles < FEW and is_wide:
+    n_programs = online.PROGRAMS_PER_SM * sms
+    is_wide = width >= LINE_BYTES
+    is_long = n_tiles * n_blocks >= MANY_BLOCKS * n_programs
+    if is_wide and n_tiles < FEW:
         n_programs //= 2
+    elif is_wide and is_long and n_tiles < n_programs:
+        n_programs *= 2
     elif n_tiles >= ENOUGH_PER_SM * sms:
-        shared = is_wide and n_blocks >= LONG_BLOCKS and n_tiles < n_programs
-        n_programs = 2 * n_programs if shared else 1
+        return 1
     n_parts = min(ceil_div(n_programs, n_tiles), max(1, n_blocks // LEAST_BLOCKS))
     return ceil_div(n_blocks, ceil_div(n_blocks, n_parts))
 

@@ -25,8 +25,8 @@ from kernels.lab.launch import Launch, Pointer, ceil_div, constants_of, pointer_
 BLOCK_BYTES = 65536  # of a row, at most: 32 warps load 64 bytes in each thread
 SHARED_VALUES, PROGRAMS_PER_SM = 8192, 8  # of a block, where programs share rows
 LONG_BLOCKS = 256  # of a row: the L2 cache holds next to nothing of so many rows
-BYTES_PER_WARP = 2048
-TILE_BYTES = 4096  # shorter rows share a tile
+BYTES_PER_WARP, TILE_BYTES = 2048, 4096  # shorter rows share a tile
+SHORT_COLS, MANY_ROWS = 64, 16384  # of a matrix of which only rows are adjacent
 LINE_BYTES, VECTOR_BYTES = 128, 16  # of a cache line, and of a thread's widest access
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -176,7 +176,7 @@ class Config:
 
 @functools.lru_cache(maxsize=4096)
 def choose_config(
-    n_rows: int, n_cols: int, element_size: int, adjacent: bool = False, step: int = 0
+    n_rows: int, n_cols: int, element_size: int, step: int = 0, *adjacent: bool
 ) -> Config:
     """The configuration for n_rows rows of n_cols values of element_size bytes.
 
@@ -184,19 +184,25 @@ def choose_config(
     TILE_BYTES share a tile. Tiles are large: the fewer rows are in progress, the more
     of each row L2 still holds at the second reading. Where programs share rows, in
     steps 1 and 2, a tile has SHARED_VALUES, half as many in float64. A thread has one
-    pair for each value of a 16-byte access. If only rows are adjacent in memory, a tile
-    has the rows of a cache line, and half the bytes: such reductions take registers.
+    pair for each value of a 16-byte access. If only rows are `adjacent` in memory, in
+    the output (the second), a tile has those of a cache line, and half the bytes; in
+    the input (the first), where each value takes registers for its address, a thread
+    has 8 values, 4 in float64, with a pair each.
     """
-    tile_bytes = SHARED_VALUES * min(element_size, 4) if step else BLOCK_BYTES
-    room = tile_bytes // element_size // (2 if adjacent else 1)
-    rows = LINE_BYTES // element_size if adjacent else 1
+    values = SHARED_VALUES // max(1, element_size // 4)
+    rows, room = 1, values if step else BLOCK_BYTES // element_size
+    in_warp, pairs = BYTES_PER_WARP // element_size, VECTOR_BYTES // element_size
+    if any(adjacent[:1]) and n_cols > SHORT_COLS:
+        rows = 32 if step or n_rows >= MANY_ROWS else 16  # fewer rows, longer blocks
+        room, in_warp, pairs = 8 * values // rows, values // 32, values // 1024
+    elif any(adjacent):
+        rows, room = LINE_BYTES // element_size, room // 2
     rows = min(rows, triton.next_power_of_2(n_rows))
     block_cols = min(triton.next_power_of_2(n_cols), room // rows)
     fitting = TILE_BYTES // element_size // block_cols
     rows = max(rows, min(fitting, triton.next_power_of_2(n_rows)))
-    num_warps = min(max(rows * block_cols * element_size // BYTES_PER_WARP, 1), 32)
-    values = 32 * num_warps * VECTOR_BYTES // element_size
-    accumulators = min(block_cols, max(1, values // rows))
+    num_warps = min(max(rows * block_cols // in_warp, 1), 32)
+    accumulators = min(block_cols, max(1, 32 * num_warps * pairs // rows))
     return Config(rows, block_cols, accumulators, num_warps)
 
 
@@ -231,9 +237,9 @@ def launch_for(
     """
     output, x = as_columns(output), as_columns(x)
     n_rows, n_cols, n_inner = x.shape[0] * x.shape[2], x.shape[1], x.shape[2]
-    adjacent = n_inner > 1 and any(t.stride(1) != 1 == t.stride(2) for t in (x, output))
+    adjacent = [n_inner > 1 and t.stride(1) != 1 == t.stride(2) for t in (x, output)]
     if config is None:
-        config = choose_config(n_rows, n_cols, x.element_size(), adjacent, step)
+        config = choose_config(n_rows, n_cols, x.element_size(), step, *adjacent)
     n_tiles = ceil_div(n_rows, config.rows)
     n_blocks = ceil_div(n_cols, config.block_cols)
     n_parts = choose_parts(n_tiles, n_blocks) if step else 1
@@ -256,12 +262,11 @@ def prepare(
     `make` makes the launches. `keep` makes of each what is called: a `CachedLaunch`.
     """
     output, x = as_columns(output), as_columns(x)
-    launches = [make(output, x, step=step) for step in (1, 2)]
-    n_parts, dtype = launches[0].grid[1], launches[0].pointers[2].dtype
-    if n_parts == 1:
+    find, write = (make(output, x, step=step) for step in (1, 2))
+    shape, dtype = (2, x.shape[0] * x.shape[2], find.grid[1]), find.pointers[2].dtype
+    if find.grid[1] == 1:
         return keep(make(output, x))
-    shape = 2, x.shape[0] * x.shape[2], n_parts
-    find, write = map(keep, launches)
+    find, write = keep(find), keep(write)
 
     def both(output: torch.Tensor, x: torch.Tensor) -> None:
         pairs = torch.empty(shape, dtype=dtype, device=x.device)

@@ -258,8 +258,10 @@ def test_configs_are_powers_of_two_and_fit():
         ((1, 3_000_000, 3), 8),
         ((4, 200_000, 52), 4),  # many pairs to merge
         ((8, 128, 64), None),  # too short to be shared
-        ((1, 50_000, 16_896), 16),  # few programs, long columns
-        ((1, 4000, 20_000), None),
+        ((1, 20_000, 2000), 8),
+        ((1, 8000, 8000), 16),  # many blocks for each program
+        ((1, 4000, 20_000), 16),
+        ((1, 2000, 20_000), None),  # enough tiles, and few blocks
         ((300, 30_000, 4), None),  # a tile's rows follow each other
         ((1, 100_000, 2**17), None),  # tiles enough
     ],

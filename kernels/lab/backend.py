@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import warnings
+from importlib import import_module  # of what the product never needs
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,20 +73,14 @@ if INTERPRETED:
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 if os.environ.get("COURSE_GPU_GB") and not INTERPRETED and not obstacle():
-    from kernels.lab.description import limit_memory
-
-    limit_memory(os.environ["COURSE_GPU_GB"])
+    import_module("kernels.lab.description").limit_memory(os.environ["COURSE_GPU_GB"])
 
 
 def describe(*needs: str) -> str:
     """Says which of the two worlds this is; see `description.describe`."""
-    from kernels.lab.description import describe  # only notebooks and tests need it
-
-    return describe(*needs)
+    return import_module("kernels.lab.description").describe(*needs)
 
 
 def validate(x: torch.Tensor, **limits: int | bool | None) -> None:
     """Checks the input of a matrix's softmax; see `operator.validate_rows`."""
-    from kernels.lab import operator  # the course's product never needs it
-
-    operator.validate_rows(x, **limits)
+    import_module("kernels.lab.operator").validate_rows(x, **limits)
