@@ -70,19 +70,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def again_if_mute(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Starts a notebook's kernel once more if it never answers.
+    """Starts a notebook's kernel again if it never answers, four times in all.
 
     Kernels that start at the same moment may be given one port: then one is mute.
     """
 
     @functools.wraps(start)
-    def start_twice(*args: Any, **how: Any) -> Any:
-        try:
-            return start(*args, **how)
-        except RuntimeError:
-            return start(*args, **how)
+    def start_again(*args: Any, **how: Any) -> Any:
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                return start(*args, **how)
+        return start(*args, **how)
 
-    return start_twice
+    return start_again
 
 
 def pytest_report_header() -> str:

@@ -523,9 +523,9 @@ def test_no_kernel_of_the_course_is_pasted(notebook):
         assert "def softmax_kernel(" not in cell.source
 
 
-def test_a_notebook_that_never_answers_is_started_once_more():
+def test_a_notebook_that_never_answers_is_started_again():
     again_if_mute = loaded(ROOT / "conftest.py").again_if_mute
-    answers = iter([RuntimeError("mute"), "kernel", *2 * [RuntimeError("dead")]])
+    answers = iter([RuntimeError("mute"), "kernel", *4 * [RuntimeError("dead")]])
 
     def start(name):
         answer = next(answers)
