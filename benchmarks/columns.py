@@ -55,7 +55,8 @@ CASES = (
     Case("columns of a vocabulary", BFLOAT16, (50_257, 3000), 0),
     Case("few columns", BFLOAT16, (2, 300_001, 100), 1),
 )
-"""What `times` measures. The kernel's configuration was not chosen with these."""
+"""What `times` measures. The sizes of blocks were not chosen with these; the number of
+programs that share a column was, with the last three among others."""
 
 FULL = Case("255 × 255", BFLOAT16, (64, 12, 255, 255), 2)
 SQUARES = Case("256 × 256", BFLOAT16, (64, 12, 256, 256), 2)

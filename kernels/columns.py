@@ -199,8 +199,8 @@ def choose_parts(n_tiles: int, n_blocks: int, width: int) -> int:
 
     PROGRAMS_PER_SM of `online` for each SM, in parts of LEAST_BLOCKS or more; one, if
     there are ENOUGH_PER_SM tiles for each SM. But if a tile's row (width, bytes) is a
-    cache line or longer, half as many share FEW tiles, whose columns have many pairs to
-    merge, and twice as many share more tiles, where a program would have MANY_BLOCKS.
+    cache line or longer, half as many share fewer than FEW tiles, whose columns have
+    many pairs to merge, and twice as many where a program would have MANY_BLOCKS.
     """
     sms, _ = launch.sms_and_threads()
     n_programs = online.PROGRAMS_PER_SM * sms

@@ -1,9 +1,9 @@
 """Processes that start as copies of one, which has imported PyTorch.
 
-A notebook's kernel imports IPython, PyTorch and pandas: two seconds of a core, for each
-of forty notebooks. Here one process imports them once, and forks for each kernel, and
-for tests that need a process which has not imported the course. The course and Triton
-are imported by the copies, as always.
+A notebook's kernel imports IPython, PyTorch, pandas and Matplotlib: three seconds of a
+core, for each of forty notebooks. Here one process imports them once, and forks for
+each kernel, and for tests that need a process which has not imported the course. The
+course and Triton are imported by the copies, as always.
 
 Weighed: `multiprocessing`'s fork server (it gives a copy pytest's `sys.path` and
 `__main__`).
@@ -26,7 +26,8 @@ from kernels.lab import backend
 
 SERVER = """
 import gc, json, os, runpy, signal, sys, traceback
-import ipykernel.kernelapp, pandas, torch
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as kernels do
+import ipykernel.kernelapp, matplotlib.pyplot, pandas, torch
 gc.freeze()
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies that end leave nothing behind
 for line in sys.stdin:

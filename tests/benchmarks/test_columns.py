@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks import columns as experiments
-from kernels.lab import clock
+from kernels.lab import clock, compile
 from tests.helpers import TRITON, assert_right
 
 
@@ -105,8 +105,13 @@ def test_lanes_go_across_where_the_compiler_sees_neighbours():
         name: experiments.lanes_across(launch)
         for name, launch in experiments.launches(experiments.UNEVEN).items()
     }
-    assert found.pop("columns") == 32
-    assert set(found.values()) == {32 if TRITON < (3, 7) else 1}
+    assert found == {"online": 32 if TRITON < (3, 7) else 1, "columns": 32}
+
+
+def test_lanes_that_go_down_take_registers():
+    launches = experiments.launches(experiments.UNEVEN).values()
+    online, columns = (made.registers for made in compile.aot_all(launches))
+    assert online < 2 * columns if TRITON < (3, 7) else online > 3 * columns
 
 
 def test_through_is_a_softmax():
