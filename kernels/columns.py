@@ -25,7 +25,6 @@ from kernels.online import exp_shifted_or_zero, max_and_sum, merge, merge_axis
 
 TILE_VALUES = 2048  # of a block, for all columns of a program; half as many in float64
 MERGED = 8  # pairs of a column that a program of many columns loads at once
-LINE_BYTES = 128  # of a cache line
 ENOUGH_PER_SM, FEW = 2, 8  # tiles for each SM, and for all of them
 LEAST_BLOCKS, MANY_BLOCKS = 4, 24  # of a part
 
@@ -204,7 +203,7 @@ def choose_parts(n_tiles: int, n_blocks: int, width: int) -> int:
     """
     sms, _ = launch.sms_and_threads()
     n_programs = online.PROGRAMS_PER_SM * sms
-    is_wide = width >= LINE_BYTES
+    is_wide = width >= online.LINE_BYTES
     is_long = n_tiles * n_blocks >= MANY_BLOCKS * n_programs
     if is_wide and n_tiles < FEW:
         n_programs //= 2

@@ -176,30 +176,30 @@ class Config:
 
 @functools.lru_cache(maxsize=4096)
 def choose_config(
-    n_rows: int, n_cols: int, element_size: int, step: int = 0, *adjacent: bool
+    n_rows: int, n_cols: int, size: int, step: int = 0, adjacent: tuple = (False, False)
 ) -> Config:
-    """The configuration for n_rows rows of n_cols values of element_size bytes.
+    """The configuration for n_rows rows of n_cols values of size bytes.
 
-    A tile has BLOCK_BYTES, or a whole row if that is shorter. Rows shorter than
+    A tile has BLOCK_BYTES, or SHARED_VALUES (half in float64) where programs share
+    rows, in steps 1 and 2; or a whole row, if that is shorter. Rows shorter than
     TILE_BYTES share a tile. Tiles are large: the fewer rows are in progress, the more
-    of each row L2 still holds at the second reading. Where programs share rows, in
-    steps 1 and 2, a tile has SHARED_VALUES, half as many in float64. A thread has one
-    pair for each value of a 16-byte access. If only rows are `adjacent` in memory, in
-    the output (the second), a tile has those of a cache line, and half the bytes; in
-    the input (the first), where each value takes registers for its address, a thread
-    has 8 values, 4 in float64, with a pair each.
+    of each L2 still holds at the second reading. A thread has a pair for each value of
+    a 16-byte access. `adjacent`: whether only rows are adjacent in memory, in the input
+    and in the output. If so, a tile has the rows of a cache line, and half the bytes.
+    But adjacent rows of the input that are longer than SHORT_COLS take registers for
+    each value's address: a thread has 8 values, 4 in float64, with a pair each.
     """
-    values = SHARED_VALUES // max(1, element_size // 4)
-    rows, room = 1, values if step else BLOCK_BYTES // element_size
-    in_warp, pairs = BYTES_PER_WARP // element_size, VECTOR_BYTES // element_size
-    if any(adjacent[:1]) and n_cols > SHORT_COLS:
-        rows = 32 if step or n_rows >= MANY_ROWS else 16  # fewer rows, longer blocks
+    values = SHARED_VALUES // max(1, size // 4)
+    rows, room = 1, values if step else BLOCK_BYTES // size
+    in_warp, pairs = BYTES_PER_WARP // size, VECTOR_BYTES // size
+    if adjacent[0] and n_cols > SHORT_COLS:
+        rows = 32 if step or n_rows >= MANY_ROWS else 16  # of 64 columns; of 256
         room, in_warp, pairs = 8 * values // rows, values // 32, values // 1024
     elif any(adjacent):
-        rows, room = LINE_BYTES // element_size, room // 2
+        rows, room = LINE_BYTES // size, room // 2
     rows = min(rows, triton.next_power_of_2(n_rows))
     block_cols = min(triton.next_power_of_2(n_cols), room // rows)
-    fitting = TILE_BYTES // element_size // block_cols
+    fitting = TILE_BYTES // size // block_cols
     rows = max(rows, min(fitting, triton.next_power_of_2(n_rows)))
     num_warps = min(max(rows * block_cols // in_warp, 1), 32)
     accumulators = min(block_cols, max(1, 32 * num_warps * pairs // rows))
@@ -239,7 +239,7 @@ def launch_for(
     n_rows, n_cols, n_inner = x.shape[0] * x.shape[2], x.shape[1], x.shape[2]
     adjacent = [n_inner > 1 and t.stride(1) != 1 == t.stride(2) for t in (x, output)]
     if config is None:
-        config = choose_config(n_rows, n_cols, x.element_size(), step, *adjacent)
+        config = choose_config(n_rows, n_cols, x.element_size(), step, tuple(adjacent))
     n_tiles = ceil_div(n_rows, config.rows)
     n_blocks = ceil_div(n_cols, config.block_cols)
     n_parts = choose_parts(n_tiles, n_blocks) if step else 1

@@ -262,7 +262,7 @@ def test_configs_are_powers_of_two_and_fit():
         ((1, 8000, 8000), 16),  # many blocks for each program
         ((1, 4000, 20_000), 16),
         ((1, 2000, 20_000), None),  # enough tiles, and few blocks
-        ((300, 30_000, 4), None),  # a tile's rows follow each other
+        ((300, 60_000, 4), None),  # a tile's rows follow each other
         ((1, 100_000, 2**17), None),  # tiles enough
     ],
 )

@@ -321,8 +321,11 @@ def test_adjacent_rows_of_the_input_hardly_spill(dtype, shape):
         assert kernel.spills <= 80
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(8193, 4097), (300, 100_001), (4, 99_999), (3, 70)])
+LARGE = [(8193, 4097), (300, 100_001), (4, 99_999)]
+ON_A_GPU = [pytest.param(shape, marks=pytest.mark.gpu) for shape in LARGE]
+
+
+@pytest.mark.parametrize("shape", [(40, 300), *ON_A_GPU])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_adjacent_rows_are_right(dtype, shape):
     x = torch.randn(shape, device=backend.DEVICE).to(dtype)

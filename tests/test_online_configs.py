@@ -15,19 +15,20 @@ from tests.test_online import launches_of
 # ---- the configuration ---------------------------------------------------------------
 
 
-INPUT, OUTPUT = (True, False), (False, True)  # where rows are adjacent
+NEITHER = (False, False)
+INPUT, OUTPUT = (True, False), (False, True)  # where only rows are adjacent
 
 
 @pytest.mark.parametrize(
     ("n_rows", "n_cols", "element_size", "adjacent", "expected"),
     [
-        (1000, 65536, 4, (), Config(1, 16384, 4096, 32)),
-        (1000, 2**33, 2, (), Config(1, 32768, 8192, 32)),
-        (1000, 50257, 8, (), Config(1, 8192, 2048, 32)),
-        (1000, 4096, 4, (), Config(1, 4096, 1024, 8)),
-        (1000, 781, 2, (), Config(2, 1024, 256, 2)),
-        (1, 781, 2, (), Config(1, 1024, 256, 1)),
-        (10**9, 1, 4, (), Config(1024, 1, 1, 2)),
+        (1000, 65536, 4, NEITHER, Config(1, 16384, 4096, 32)),
+        (1000, 2**33, 2, NEITHER, Config(1, 32768, 8192, 32)),
+        (1000, 50257, 8, NEITHER, Config(1, 8192, 2048, 32)),
+        (1000, 4096, 4, NEITHER, Config(1, 4096, 1024, 8)),
+        (1000, 781, 2, NEITHER, Config(2, 1024, 256, 2)),
+        (1, 781, 2, NEITHER, Config(1, 1024, 256, 1)),
+        (10**9, 1, 4, NEITHER, Config(1024, 1, 1, 2)),
         (1000, 65536, 4, OUTPUT, Config(32, 256, 64, 16)),
         (1000, 65536, 2, OUTPUT, Config(64, 256, 64, 16)),
         (3, 65536, 4, OUTPUT, Config(4, 2048, 512, 16)),
@@ -35,36 +36,39 @@ INPUT, OUTPUT = (True, False), (False, True)  # where rows are adjacent
         (1000, 65536, 2, INPUT, Config(16, 256, 256, 16)),
         (1000, 65536, 8, INPUT, Config(16, 128, 128, 16)),
         (3, 65536, 4, INPUT, Config(4, 1024, 1024, 16)),
-        (50_000, 65536, 2, INPUT, Config(32, 64, 64, 8)),  # many rows
+        (1000, 65, 2, INPUT, Config(16, 128, 128, 8)),
+        (16_383, 65536, 2, INPUT, Config(16, 256, 256, 16)),
+        (16_384, 65536, 2, INPUT, Config(32, 64, 64, 8)),  # many rows
         (1000, 64, 2, INPUT, Config(64, 64, 16, 4)),  # short ones: as for the output
     ],
 )
 def test_known_configs(n_rows, n_cols, element_size, adjacent, expected):
-    assert online.choose_config(n_rows, n_cols, element_size, 0, *adjacent) == expected
+    assert online.choose_config(n_rows, n_cols, element_size, 0, adjacent) == expected
 
 
 @pytest.mark.parametrize("n_rows", [3, 1000, 10**6])
-def test_programs_that_share_adjacent_rows_have_small_tiles(n_rows):
+@pytest.mark.parametrize(("size", "values"), [(2, 2048), (4, 2048), (8, 1024)])
+def test_programs_that_share_adjacent_rows_have_small_tiles(n_rows, size, values):
     rows = min(n_rows + 1, 32)
     for step in (1, 2):
-        config = online.choose_config(n_rows, 65536, 2, step, *INPUT)
-        assert (config.rows, config.rows * config.block_cols) == (rows, 2048)
-        assert config.num_warps == 8
+        config = online.choose_config(n_rows, 65536, size, step, INPUT)
+        assert (config.rows, config.rows * config.block_cols) == (rows, values)
+        assert config.num_warps == 8 and config.accumulators == config.block_cols
 
 
 def test_configs_are_powers_of_two_and_fit():
     for n_cols in (*range(1, 70), 781, 4095, 4097, 50257, 10**6, 2**31 + 1):
         for n_rows in (1, 3, 5000):
             for element_size in (2, 4, 8):
-                for adjacent in ((), INPUT, OUTPUT, (True, True)):
+                for adjacent in (NEITHER, INPUT, OUTPUT, (True, True)):
                     form = n_rows, n_cols, element_size
-                    config = online.choose_config(*form, 0, *adjacent)
+                    config = online.choose_config(*form, 0, adjacent)
                     sizes = config.rows, config.block_cols, config.accumulators
                     assert all(size & (size - 1) == 0 for size in sizes)
                     assert 1 <= config.accumulators <= config.block_cols < 2 * n_cols
                     tile = config.rows * config.block_cols * element_size
                     assert tile <= online.BLOCK_BYTES
-                    shared = online.choose_config(*form, 1, *adjacent)
+                    shared = online.choose_config(*form, 1, adjacent)
                     assert shared.rows * shared.block_cols * element_size <= 32768
                     assert config.rows < 2 * n_rows
                     assert 1 <= config.num_warps <= 32
@@ -88,14 +92,14 @@ def test_a_launch_needs_no_memory(shape, dtype):
 def compiled(
     dtype: torch.dtype = torch.float32,
     n_cols: int = 65536,
-    adjacent: tuple[bool, bool] = (False, False),
+    adjacent: tuple[bool, bool] = NEITHER,
     **changes: object,
 ) -> Compiled:
     """The kernel for 4096 rows on an H200, contiguous or transposed to contiguous."""
     n_rows = 4096
     x = torch.empty(n_cols, n_rows, dtype=dtype, device="meta").t()
     y = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
-    config = online.choose_config(n_rows, n_cols, dtype.itemsize, 0, *adjacent)
+    config = online.choose_config(n_rows, n_cols, dtype.itemsize, 0, adjacent)
     config = dataclasses.replace(config, **changes)
     return compile.aot(online.launch_for(y, x if adjacent[0] else y, config))
 
@@ -117,7 +121,7 @@ def test_threads_exchange_nothing_within_the_loop(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("adjacent", [(False, False), INPUT])
+@pytest.mark.parametrize("adjacent", [NEITHER, INPUT])
 def test_accesses_are_16_bytes_wide(dtype, adjacent):
     kernel = compiled(dtype, adjacent=adjacent)
     for access in ("ld", "st"):
