@@ -8,13 +8,11 @@ Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a G
 
 import collections
 import contextlib
-import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import nbval.kernel
 import pytest
@@ -40,7 +38,7 @@ os.environ["COURSE_PROGRESS"] = (
 # Only found once the root is on the path.
 from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
 from tests import forks  # noqa: E402
-from tests.helpers import TRITON  # noqa: E402
+from tests.helpers import TRITON, tries  # noqa: E402
 
 # What this cell prints is the PTX of Triton 3.6 and 3.7, and its page says so.
 OLDER_PTX = {("notebooks/12_cuda.ipynb", "Cell 8")}
@@ -69,20 +67,10 @@ def pytest_configure(config: pytest.Config) -> None:
         local_provisioner.launch_kernel = forks.launch
 
 
-def again_if_mute(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Starts a notebook's kernel again if it never answers, four times in all.
+again_if_mute = tries(4, RuntimeError)
+"""Starts a notebook's kernel again if it never answers.
 
-    Kernels that start at the same moment may be given one port: then one is mute.
-    """
-
-    @functools.wraps(start)
-    def start_again(*args: Any, **how: Any) -> Any:
-        for _ in range(3):
-            with contextlib.suppress(RuntimeError):
-                return start(*args, **how)
-        return start(*args, **how)
-
-    return start_again
+Kernels that start at the same moment may be given one port: then one is mute."""
 
 
 def pytest_report_header() -> str:

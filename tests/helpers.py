@@ -59,20 +59,25 @@ def dtypes_for(name: str) -> tuple[torch.dtype, ...]:
 # ---- in company ----------------------------------------------------------------------
 
 
-def in_company(test: Callable[..., None]) -> Callable[..., None]:
-    """Tries a test that times or counts on a GPU up to three times.
+def tries(times: int, error: type[Exception]) -> Callable[[Callable], Callable]:
+    """Returns a decorator: after such an error a call is made again, `times` in all."""
 
-    Other tests use the GPU and the machine meanwhile. What is wrong fails each time.
-    """
+    def decorator(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def again(*args: Any, **how: Any) -> Any:
+            for _ in range(times - 1):
+                with contextlib.suppress(error):
+                    return call(*args, **how)
+            return call(*args, **how)
 
-    @functools.wraps(test)
-    def tried(*args: Any, **how: Any) -> None:
-        for _ in range(2):
-            with contextlib.suppress(AssertionError):
-                return test(*args, **how)
-        return test(*args, **how)
+        return again
 
-    return tried
+    return decorator
+
+
+in_company = tries(3, AssertionError)
+"""For a test that times or counts on a GPU: other tests use the GPU and the machine
+meanwhile. What is wrong fails each time."""
 
 
 # ---- inputs --------------------------------------------------------------------------
