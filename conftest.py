@@ -37,7 +37,7 @@ os.environ["COURSE_PROGRESS"] = (
 
 # Only found once the root is on the path.
 from kernels.lab import backend, clock  # noqa: E402, F401 - the clock reads BRIEFLY
-from tests import forks  # noqa: E402
+from tests import forks, twins  # noqa: E402
 from tests.helpers import TRITON, tries  # noqa: E402
 
 # What this cell prints is the PTX of Triton 3.6 and 3.7, and its page says so.
@@ -65,6 +65,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = backend.INTERPRETED  # on a GPU: see in_turn
     if backend.INTERPRETED:  # a GPU's processes start from nothing, as a learner's do
         local_provisioner.launch_kernel = forks.launch
+        if twins.ADDRESS not in os.environ:  # workers have it
+            config.add_cleanup(twins.start().kill)
+        twins.install()
 
 
 again_if_mute = tries(4, RuntimeError)

@@ -54,6 +54,10 @@ for line in sys.stdin:
         os._exit(status)
     os.environ["JPY_PARENT_PID"] = str(server)
     sys.argv = ["ipykernel_launcher", *how["arguments"]]
+    sys.path.insert(0, how["root"])
+    from tests import twins  # so that its helpers are copies, too
+    twins.install()
+    del sys.path[0]
     runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
     os._exit(0)
 """
@@ -108,7 +112,7 @@ def launch(
         return launcher.launch_kernel(command, env=env, cwd=cwd, **how)
     arguments = command[command.index("ipykernel_launcher") + 1 :]
     call = {"arguments": arguments, "env": env, "cwd": str(cwd or os.getcwd())}
-    return _fork(**call, streams=3 * [os.devnull])
+    return _fork(**call, root=str(backend.ROOT), streams=3 * [os.devnull])
 
 
 def _fork(**how: Any) -> Fork:
