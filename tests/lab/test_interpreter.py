@@ -26,10 +26,14 @@ from kernels.lab import interpreter
 CHANGED = [
     (tritons.GridExecutor, "__call__"),
     (tritons, "_patch_lang"),
+    (tritons, "_patch_attr"),
     (tritons, "_get_np_dtype"),
+    (tritons.TensorHandle, "__post_init__"),
+    (tl.core, "_unwrap_if_constexpr"),
     (tl.tensor, "__init__"),
     (tl.block_type, "__init__"),
     (TritonSemantic, "broadcast_impl_value"),
+    (TritonSemantic, "binary_op_type_checking_impl"),
     (tritons.InterpreterBuilder, "binary_op"),
 ]
 SCALARS = [
@@ -227,6 +231,94 @@ def test_blocks_of_one_shape_are_not_broadcast(monkeypatch):
     assert len(asked) == 4
     with pytest.raises(ValueError, match="incompatible dimensions"):
         semantic.broadcast_impl_value(block([8, 4]), right)
+
+
+def tensor_of(scalar, shape=None, value=3):
+    """A tensor of the interpreter; without a shape, a scalar."""
+    type_ = tl.block_type(scalar, shape) if shape else scalar
+    data = np.full(shape or (1,), value).astype(tritons._get_np_dtype(scalar))
+    return tl.tensor(tritons.TensorHandle(data, scalar), type_)
+
+
+NUMBERS = (0, 3, -3, True, 2**31 - 1, 2**31, -(2**31), 2**40, -(2**63), 2**64)
+NUMBERS += (0.0, -0.5, 1e300, 1e-40, float("inf"), -float("inf"), float("nan"))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("allowed", [{}, {"allow_lhs_ptr": True}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"div_or_mod": True}, {"arithmetic_check": False}], ids=str
+)
+def test_operands_are_converted_as_before(slow, how, allowed):
+    def outcome(left, right):
+        check = tritons.interpreter_semantic.binary_op_type_checking_impl
+        try:
+            both = check(left, right, **how, **allowed)
+        except Exception as error:
+            return type(error), str(error)
+        handles = [one.handle for one in both]
+        types = [f"{one.type} {one.dtype} {one.handle.dtype}" for one in both]
+        data = [(h.data.dtype, h.data.shape, h.data.tobytes()) for h in handles]
+        return types, data, [one.type.is_block() for one in both]
+
+    def outcomes():
+        tensors = [tensor_of(one, shape) for one in SCALARS for shape in (None, [2, 4])]
+        pairs = [(one, other) for one in tensors for other in (*tensors, *NUMBERS)]
+        pairs += [(other, one) for one in tensors for other in NUMBERS]
+        return [outcome(left, right) for left, right in pairs]
+
+    quick = outcomes()
+    slow()
+    assert quick == outcomes()
+    assert len({str(one) for one in quick}) > 100
+
+
+def test_what_is_converted_already_is_not_again(monkeypatch):
+    asked, semantic = [], tritons.interpreter_semantic
+    convert = TritonSemantic.binary_op_type_checking_impl.__wrapped__
+    counted = interpreter.if_types_differ(
+        lambda *values, **how: asked.append(1) or convert(*values, **how)
+    )
+    monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", counted)
+    for scalar, number in ((tl.float32, 0.5), (tl.int32, 2), (tl.int64, 2**40)):
+        one, other = tensor_of(scalar, [8]), tensor_of(scalar, [8])
+        assert semantic.binary_op_type_checking_impl(one, other) == (one, other)
+        kept, made = semantic.binary_op_type_checking_impl(one, number)
+        assert kept is one and (made.handle.data == number).all()
+        made, kept = semantic.binary_op_type_checking_impl(number, one)
+        assert kept is one and made.type == one.type
+    assert not asked
+    semantic.binary_op_type_checking_impl(tensor_of(tl.int64, [8]), 0.5)
+    semantic.binary_op_type_checking_impl(tensor_of(tl.float32), tensor_of(tl.int32))
+    assert len(asked) == 2
+
+
+def test_data_that_are_wider_than_their_type_are_still_refused():
+    for wide, dtype in ((np.float64, tl.float32), (np.int16, tl.int1)):
+        with pytest.raises(ValueError, match="exceeds dtype primitive_bitwidth"):
+            tritons.TensorHandle(np.zeros(4, wide), dtype)
+    tritons.TensorHandle(np.zeros(4, np.int8), tl.int1)
+    tritons.TensorHandle(np.zeros(4, np.uint64), tl.pointer_type(tl.int8))
+
+
+def test_what_wraps_a_constant_is_unwrapped_as_before():
+    unwrap, block = tl.core._unwrap_if_constexpr, tensor_of(tl.int32, [8])
+    assert unwrap(block) is block and unwrap(None) is None
+    assert unwrap([tl.constexpr(2), (tl.constexpr("a"), 3)]) == [2, ("a", 3)]
+    assert unwrap(tl.tuple([tl.constexpr(1), 2]))[0] == 1
+
+
+def test_a_builtin_function_is_called_without_its_wrapper():
+    scope, calls = tritons._LangPatchScope(), []
+    holder = types.SimpleNamespace()
+    built = tl.core.builtin(lambda x, _semantic: calls.append((x, _semantic)))
+    tritons._patch_attr(holder, "one", built, tritons.interpreter_builder, scope)
+    holder.one(1)
+    holder.one(2, _semantic=None)
+    assert [x for x, _ in calls] == [1, 2]
+    assert all(isinstance(given, TritonSemantic) for _, given in calls)
+    with pytest.raises(ValueError, match=r"Did you forget to add @triton\.jit"):
+        built(3)
 
 
 @triton.jit
