@@ -13,7 +13,7 @@ from kernels import cooperative, unaligned
 from kernels.lab import backend, compile, gpu, occupancy
 from kernels.lab import launch as launch_module
 from kernels.lab.compile import Compiled
-from tests.helpers import TRITON, matrix
+from tests.helpers import TRITON, fewer, matrix
 from tests.sass import loads_before_use
 from tests.test_cooperative import LONGEST, parts_of
 
@@ -111,15 +111,16 @@ def small_gpu(request, monkeypatch) -> gpu.Gpu:
 def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     """Programs wait for parts that run with them: no row is called so that is not."""
     answers = []
-    lengths = 50_000, 2**17, 300_001, 10**6, 2**22
+    lengths = fewer((50_000, 300_001, 2**22), (50_000, 2**17, 300_001, 10**6, 2**22))
     for n_rows, n_cols in itertools.product((1, 50), lengths):
         x = torch.empty(n_rows, n_cols, dtype=dtype, device="meta")
-        launch = cooperative.launch_for(x, x)
-        found = occupancy.of(compile.aot(launch, gpu=small_gpu))
-        resident = launch.scalars[-1] <= found.blocks_per_sm * small_gpu.sms
         form = n_rows, n_cols, dtype.itemsize, *unaligned.alignment(x, x)
         answers.append(cooperative.are_resident(*form))
-        assert answers[-1] <= resident, (n_rows, n_cols, str(found))
+        if answers[-1]:
+            launch = cooperative.launch_for(x, x)
+            found = occupancy.of(compile.aot(launch, gpu=small_gpu))
+            slots = found.blocks_per_sm * small_gpu.sms
+            assert launch.scalars[-1] <= slots, (n_rows, n_cols, str(found))
     assert any(answers) and not all(answers)
 
 
@@ -261,7 +262,9 @@ def reductions(kernel: Compiled) -> list[list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("n_cols", [100_001, 2**17, 2_500_000])
+@pytest.mark.parametrize(
+    "n_cols", fewer([100_001, 2_500_000], [100_001, 2**17, 2_500_000])
+)
 @pytest.mark.parametrize("beyond", [0, 3])
 @pytest.mark.parametrize("is_few", [False, True])
 def test_both_copies_of_the_code_round_alike(is_few, beyond, n_cols, dtype):
