@@ -33,6 +33,7 @@ from kernels.lab import backend, description
 from kernels.lab.record import Unavailable
 
 LIMIT_S = 150  # for a command
+INTERPRETER = "kernels/lab/interpreter.py"
 TIMEOUT = ("timeout", "--signal=ABRT", "--kill-after=10")  # and then the seconds
 SANITIZER = ("compute-sanitizer", "--tool", "memcheck", "--show-backtrace", "no")
 LONGEST = 130  # characters of a line
@@ -233,8 +234,9 @@ def shortened(said: str, most: int = 24) -> list[str]:
     """The lines of a text that tell something new.
 
     Of lines that differ in numbers only, two are kept, and of a traceback the innermost
-    frame in the course's files. Empty lines are left out, and the folders before the
-    course's files. Lines are cut at LONGEST characters.
+    frame in the course's files, but for INTERPRETER, which every operation may pass.
+    Empty lines are left out, and the folders before the course's files. Lines are cut
+    at LONGEST characters.
     """
     alike: Counter = Counter()
     kept: list[str] = []
@@ -243,7 +245,8 @@ def shortened(said: str, most: int = 24) -> list[str]:
             continue
         key = re.sub(r"0x[0-9a-f]+|\d+", "#", line)
         if line.startswith("  File"):
-            if not re.match(r'  File "(kernels|benchmarks)/', line) or alike["frame"]:
+            is_ours = re.match(r'  File "(kernels|benchmarks)/', line)
+            if not is_ours or INTERPRETER in line or alike["frame"]:
                 continue
             key = "frame"
         alike[key] += 1

@@ -102,9 +102,10 @@ def test_lines_are_shortened():
     text = "\n".join(
         [f"{backend.ROOT}/kernels/debugging.py:{i}: thread [{i},0,0]" for i in range(9)]
     )
-    foreign = '  File "/x/torch/cuda.py", line 3 in call'
+    others = ["/x/torch/cuda.py", faults.INTERPRETER]
+    foreign = [f'  File "{path}", line 3 in call' for path in others]
     frames = [f'  File "kernels/a.py", line {i} in b_kernel' for i in (4, 5)]
-    lines = faults.shortened("\n".join(["==", "", text, foreign, *frames, "x" * 200]))
+    lines = faults.shortened("\n".join(["==", "", text, *foreign, *frames, "x" * 200]))
     assert lines[0] == "kernels/debugging.py:0: thread [0,0,0]"
     assert lines[2] == frames[0]
     assert len(lines[3]) == faults.LONGEST and lines[3].endswith("…")
