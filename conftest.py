@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if backend.INTERPRETED:  # a GPU's processes start from nothing, as a learner's do
         local_provisioner.launch_kernel = forks.launch
         if twins.ADDRESS not in os.environ:  # workers have it
-            config.add_cleanup(twins.start().kill)
+            config.add_cleanup(twins.start())
         twins.install()
 
 

@@ -13,10 +13,12 @@ Only the standard library is imported, since notebooks' kernels import this, too
 import json
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 ADDRESS = "COURSE_TWINS"  # names the folder of the two sockets
@@ -87,12 +89,23 @@ while 0 not in select.select([listeners[world], 0], [], [])[0]:  # which ends wi
 """
 
 
-def start() -> subprocess.Popen:
-    """Starts the two processes, and tells this one's children where they listen."""
+def start() -> Callable[[], None]:
+    """Starts the two processes, and tells this one's children where they listen.
+
+    Returns what ends them. They also end with this process.
+    """
     folder = tempfile.mkdtemp(prefix="twins-")
-    os.environ[ADDRESS] = folder
     command = [sys.executable, "-c", SERVER, folder]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    how = {"stdin": subprocess.PIPE, "start_new_session": True}
+    process = subprocess.Popen(command, **how)
+    os.environ[ADDRESS] = folder
+
+    def stop() -> None:
+        process.stdin.close()
+        process.wait()
+        shutil.rmtree(folder)
+
+    return stop
 
 
 class Copy:
