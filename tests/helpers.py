@@ -299,7 +299,7 @@ def patched(module: ModuleType, name: str, wrong: Any) -> Iterator[None]:
     helper is the same. So all kernels forget what they are for as long as this lasts,
     and have it back afterwards. So do the launches that keep a compiled kernel.
     Processes of `process.call_in` do not notice: `compile.aot` and, on a GPU,
-    `meter.count` see the right helper.
+    `meter.count` see the right helper. In the interpreter nothing was compiled.
 
     Args:
         module: in which a `@triton.jit` function is replaced.
@@ -310,7 +310,8 @@ def patched(module: ModuleType, name: str, wrong: Any) -> Iterator[None]:
     if not isinstance(wrong, triton.runtime.KernelInterface):
         noinline = getattr(right, "noinline", None)  # interpreted functions lack it
         wrong = triton.jit(noinline=noinline)(wrong)
-    with patch.object(module, name, wrong), _forgotten():
+    forgotten = contextlib.nullcontext() if backend.INTERPRETED else _forgotten()
+    with patch.object(module, name, wrong), forgotten:
         yield
 
 

@@ -21,14 +21,13 @@ signature, constants and divisibility written out by hand; `triton.tools.disasm`
 SASS with control codes, which is more than a course needs.
 """
 
-import contextlib
 import functools
 import hashlib
-import io
 import os
 import re
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -38,6 +37,8 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler as nvidia
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import make_backend
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.cache import get_cache_manager
@@ -246,6 +247,7 @@ class Target:
 def _compile(launches: list[BareLaunch], gpu: Gpu) -> list[Compiled]:
     triton.runtime.driver.set_active(Target(gpu.compute_capability))
     triton.knobs.compilation.disable_line_info = True
+    _keep_spills()
     with (
         ThreadPoolExecutor(os.cpu_count()) as pool,
         triton.AsyncCompileMode(pool, ignore_errors=True),
@@ -289,9 +291,7 @@ def _count_resources(kernel: Any) -> tuple[int, int]:
     """Returns the registers and the spilled bytes per thread."""
     usage = tool("cuobjdump", kernel.asm["cubin"], "--dump-resource-usage")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    if not stack:
-        return registers, 0
-    return registers, int(_kept(kernel.hash, "spills", lambda: _spills(kernel)))
+    return registers, _spills(kernel) if stack else 0
 
 
 def _reserved(ptx: str) -> int:
@@ -299,16 +299,33 @@ def _reserved(ptx: str) -> int:
     return sum(map(int, re.findall(r"\.shared [^;\[]*\[(\d+)\]", ptx)))
 
 
-def _spills(kernel: Any) -> str:
-    """Assembles the PTX again as Triton did, and reads the spills that ptxas logs."""
-    metadata = kernel.metadata
-    assemble = make_backend(metadata.target).make_cubin
-    triton.knobs.nvidia.dump_ptxas_log = True
-    with contextlib.redirect_stdout(io.StringIO()) as log:
-        assemble(kernel.asm["ptx"], {}, metadata, metadata.target.arch)
-    triton.knobs.nvidia.dump_ptxas_log = False
-    found = rf"properties for {kernel.name}\n.*?(\d+) bytes spill stores"
-    return re.search(found, log.getvalue(), re.DOTALL)[1]
+@functools.cache  # once in a process
+def _keep_spills() -> None:
+    """From here on, the spills that `ptxas` logs are kept beside the machine code."""
+    assemble, said = CUDABackend.make_cubin, threading.local()
+
+    def make_cubin(backend: Any, ptx: str, metadata: dict, *rest: Any) -> bytes:
+        cubin = assemble(backend, ptx, metadata, *rest)
+        if "hash" in metadata:  # `stages` assembles what is in no cache
+            found = rf"properties for {metadata['name']}\n.*?(\d+) bytes spill stores"
+            n_bytes = re.search(found, said.log, re.DOTALL)[1]
+            _kept(metadata["hash"], "spills", lambda: n_bytes)
+        return cubin
+
+    triton.knobs.nvidia.dump_ptxas_log = True  # Triton prints it; here nobody reads it
+    nvidia.print = functools.partial(setattr, said, "log")
+    CUDABackend.make_cubin = make_cubin
+
+
+def _spills(kernel: Any) -> int:
+    """The bytes per thread. What a launch left in the cache is assembled once more."""
+    name = f"spills-{triton.__version__}.txt"
+    kept = functools.partial(get_cache_manager(kernel.hash).get_file, name)
+    if kept() is None:
+        metadata, target = kernel.metadata, kernel.metadata.target
+        named = {"hash": kernel.hash, "name": kernel.name}
+        make_backend(target).make_cubin(kernel.asm["ptx"], named, metadata, target.arch)
+    return int(Path(kept()).read_text())
 
 
 def _kept(key: str, name: str, make: Callable[[], str]) -> str:

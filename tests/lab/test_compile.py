@@ -3,7 +3,8 @@
 import re
 import subprocess
 import tempfile
-from unittest.mock import patch
+from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -176,15 +177,21 @@ def test_registers_and_spills():
     assert capped.spills == spilled_bytes(capped) > 0
 
 
-def spills_anew_and_kept(launches, on):
-    """Spills as the assembler logs them, and as the cache on disk keeps them."""
+def spills_logged_kept_and_anew(launches, on):
+    """Spills as the first assembly logs them, as the cache on disk keeps them, and as
+    they are found if it lacks them: then only is the kernel assembled again."""
     found = []
     with tempfile.TemporaryDirectory() as folder, triton.knobs.cache.scope():
         triton.knobs.cache.dir = folder
-        for assembler in (compile.make_backend, None):
+        for again in (False, False, True):
             compile._resources.clear()
-            with patch.object(compile, "make_backend", assembler):
+            if again:
+                (path,) = Path(folder).glob("*/spills-*.txt")
+                path.unlink()
+            assemble = Mock(side_effect=compile.make_backend)
+            with patch.object(compile, "make_backend", assemble):
                 found.append(compile._compile(launches, on)[0].spills)
+            assert assemble.called == again
     return found
 
 
@@ -192,8 +199,20 @@ def test_spills_are_kept_on_disk():
     capped = rows(4096, maxnreg=32)
     x = compile.pointer(torch.float32)
     launch = row_kernel, (x, x, 4096), {"BLOCK_COLS": 4096, "maxnreg": 32}
-    call = spills_anew_and_kept, [launch], capped.gpu
-    assert process.call_in("compiler", *call) == [spilled_bytes(capped)] * 2
+    call = spills_logged_kept_and_anew, [launch], capped.gpu
+    assert process.call_in("compiler", *call) == [spilled_bytes(capped)] * 3
+
+
+def test_many_kernels_at_once_keep_their_own_spills():
+    """They have one name, and are assembled side by side."""
+    x = compile.pointer(torch.float32)
+    launches = [
+        (row_kernel, (x, x, 4096), {"BLOCK_COLS": 4096, "maxnreg": cap})
+        for cap in (24, 32, 40, 48, 64, 255)
+    ]
+    made = compile.aot_all(launches)
+    assert [each.spills for each in made] == [*map(spilled_bytes, made)]
+    assert len({each.spills for each in made}) > 2
 
 
 def test_what_a_tool_prints_is_kept_on_disk(empty_cache, monkeypatch):
