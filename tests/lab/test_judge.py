@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from kernels import strided
-from kernels.lab import backend, description, judge, progress
+from kernels.lab import backend, cases, description, judge, progress
 
 FAST = {"layouts": ["contiguous"], "dtypes": [torch.float32], "max_cols": 9}
 
@@ -289,12 +289,12 @@ def test_functions_of_a_notebook_are_judged(monkeypatch):
 # ---- what is right -------------------------------------------------------------------
 
 
-def test_a_right_kernel_is_right():
+def test_a_right_kernel_is_right(every_row):
     verdict = of_rows(row_sum)
     assert verdict and verdict.right is True
     assert said(verdict).startswith("Right: row_sum passes ")
     assert said(verdict).endswith(
-        "matrices of up to 1823 rows and 9 columns, in float32."
+        f"matrices of up to {cases.ROWS[-1]} rows and 9 columns, in float32."
     )
 
 
