@@ -8,6 +8,7 @@ Tests marked `gpu` are skipped, with the reason, where kernels cannot run on a G
 
 import collections
 import contextlib
+import gc
 import importlib.util
 import os
 import sys
@@ -99,6 +100,12 @@ def in_turn(n_tests: dict[Path, int]) -> list[Path]:
             order.append(notebooks.pop(0))
         order.append(path)
     return order + notebooks
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the garbage collector need not look at it."""
+    if backend.INTERPRETED:  # on a GPU, tests search for compiled kernels among it
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
