@@ -1,7 +1,8 @@
 #: Softmax at the Speed of Memory
 #:
 #:   make lab      open the course in JupyterLab, on chapter 1
-#:   make test     prove everything: unit tests, and every notebook cell by cell
+#:   make test     prove the course: unit tests, and every notebook cell by cell
+#:   make test-all the same with all tests, also those that compile for every kind of GPU
 #:   make book     build the HTML book, strictly, into _build/html
 #:   make browser  look at every page of the book in Chromium, if there is one
 #:   make browser-lab  run every notebook in JupyterLab in Chromium
@@ -49,7 +50,7 @@ needs-hub := run lab jupyterhub
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 export BASE_PYTHON ARGS
 
-.PHONY: help lab test book browser browser-lab slides lint record record-all bench exercises hub hub-test pairs fresh address
+.PHONY: help lab test test-all book browser browser-lab slides lint record record-all bench exercises hub hub-test pairs fresh address
 help:
 	@sed -n 's/^#: \{0,1\}//p' Makefile
 
@@ -58,6 +59,9 @@ lab: $(call ready,lab)
 		--LabApp.extra_labextensions_path=book/labextensions $(ARGS)
 
 test: $(call ready,test)
+	$(PY) -m pytest -m "not thorough" $(ARGS)
+
+test-all: $(call ready,test)
 	$(PY) -m pytest $(ARGS)
 
 # Pages of former names would stay in the folder.
@@ -126,13 +130,15 @@ fresh: $(call ready,test)
 address:
 	@$(BASE_PYTHON) .ci/address.py '$(URL)' '$(REVISION)'
 
+# pip would compile on one core. Some packages hold files that do not compile.
 .venv/.ready: requirements.txt pyproject.toml
 	@$(BASE_PYTHON) -c '$(SUPPORTED)' 2>/dev/null || \
 	  { echo 'Python 3.11 or newer is needed, and $(BASE_PYTHON) is not that: install one, then say e.g. make $(MAKECMDGOALS) BASE_PYTHON=python3.12' >&2; exit 1; }
 	@echo 'Setting up .venv: downloading and installing PyTorch, Triton and Jupyter (once; some minutes) ...'
 	@$(BASE_PYTHON) -m venv .venv >/dev/null || \
 	  { echo '$(BASE_PYTHON) cannot make a virtual environment: install its venv module (Debian, Ubuntu: sudo apt install python3-venv) and try again' >&2; exit 1; }
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt && \
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.txt && \
+	  { .venv/bin/python -m compileall -q -j 0 .venv/lib >/dev/null 2>&1 || true; } && \
 	  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e . || \
 	  { echo 'The installation failed, see above: check the network, the free disk space and that PyTorch supports this Python, then try again' >&2; exit 1; }
 	@touch $@

@@ -291,6 +291,7 @@ def test_the_softmax_takes_adjacent_columns_here():
 # ---- what the compiler makes of it ---------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "shape",

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels import compiler, program
 from kernels.lab import check, compile, gpu, meter, occupancy, stages
-from tests.helpers import GPUS, assert_right, dtypes_for, matrix
+from tests.helpers import GPUS, assert_right, dtypes_for, every_kind, matrix
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 
@@ -161,7 +161,7 @@ def test_a_launch_runs_what_is_compiled_ahead_of_time():
     ).count(r"shfl\.sync")
 
 
-@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("name", every_kind())
 def test_every_launch_compiles_and_fits(name):
     launches = []
     for dtype in dtypes_for(name):
@@ -179,6 +179,7 @@ def test_every_launch_compiles_and_fits(name):
 # ---- what the page says --------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*[(name, SINGLE) for name in GPUS], ("T4", HALF), ("H100", HALF)],

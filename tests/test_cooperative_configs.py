@@ -110,6 +110,7 @@ def small_gpu(request, monkeypatch) -> gpu.Gpu:
     return dataclasses.replace(gpu.named(name), name=f"{name} in part", sms=sms)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_are_resident_by_the_occupancy(small_gpu, dtype):
     """Programs wait for parts that run with them: no row is called so that is not."""
@@ -202,6 +203,7 @@ def compiled(dtype: torch.dtype, n_rows: int, n_cols: int) -> tuple[Compiled, in
     return compile.aot(launch), launch.scalars[-1]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_words_travel_whole_and_without_fences(dtype):
     kernel, _ = compiled(dtype, 1000, 2**17)
@@ -213,6 +215,7 @@ def test_words_travel_whole_and_without_fences(dtype):
     assert not kernel.count(r"\b(fence|membar)\b")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n_cols", [100_001, 1_500_001])
 def test_little_spills_where_rows_start_anywhere(n_cols, dtype):
@@ -220,6 +223,7 @@ def test_little_spills_where_rows_start_anywhere(n_cols, dtype):
     assert kernel.spills <= (144 if TRITON >= (3, 9) else 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "shape, dtype",
     [((135, 1_000_003), torch.bfloat16), ((23, 3_000_001), torch.float32)],
@@ -264,6 +268,7 @@ def reductions(kernel: Compiled) -> list[list[tuple[str, str]]]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "n_cols", fewer([100_001, 2_500_000], [100_001, 2**17, 2_500_000])
@@ -299,6 +304,7 @@ def test_help_is_a_function_that_is_called():
     assert kernel.count(r"\bcall\b.*help_row") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n_cols", [2**16, 1_500_000, LONGEST])
 def test_accesses_are_16_bytes_wide_and_little_spills(n_cols, dtype):
@@ -308,6 +314,7 @@ def test_accesses_are_16_bytes_wide_and_little_spills(n_cols, dtype):
     assert kernel.spills <= (40 if TRITON >= (3, 9) else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 @pytest.mark.parametrize("n_rows", [1, 1000])
 def test_rows_that_the_output_places_elsewhere_are_loaded_by_elements(n_rows, dtype):
@@ -324,6 +331,7 @@ def test_rows_that_the_output_places_elsewhere_are_loaded_by_elements(n_rows, dt
         assert (kernel.count(wide) > 0) == accesses, access
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n_rows", [1, 64, 1000])
 @pytest.mark.parametrize("n_cols", [2**17, 2**20, LONGEST])

@@ -284,6 +284,7 @@ def test_few_rows_have_a_program_each(n_rows, dtype):
         assert made.kernel is STEMS["unaligned" if rest else "tiled"].softmax_kernel
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("n_rows", "n_cols"),
@@ -301,6 +302,7 @@ def test_registers_do_not_spill(n_rows, n_cols, dtype):
     assert kernel.spills <= (96 if capped else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", [1024, 16_384, 50_257, 131_072])
 @pytest.mark.parametrize(("dtype", "offset"), [(SINGLE, 0), (HALF, 4)])
 def test_a_wider_result_and_a_start_at_8_bytes_do_not_spill(dtype, offset, n_cols):

@@ -145,6 +145,7 @@ def compiled(n_cols: int, dtype: torch.dtype, gpu: str = "H200") -> Compiled:
     return compile.aot(gradient.launch_for(y, y, y), gpu=gpu)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
 @pytest.mark.parametrize("n_cols", [1024, 1001, 8191, 65_536, 50_257])
 def test_rows_are_moved_in_16_bytes_and_nothing_is_spilled(n_cols, dtype):
@@ -156,6 +157,7 @@ def test_rows_are_moved_in_16_bytes_and_nothing_is_spilled(n_cols, dtype):
     assert made.spills <= (64 if shared and dtype.itemsize == 2 else 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
 @pytest.mark.parametrize("n_rows", [2, 4096])  # few programs, and many
 @pytest.mark.parametrize("n_cols", [65_536, 50_257])

@@ -69,6 +69,7 @@ def test_the_modules_are_linked_to_where_the_course_is_now(learner, tmp_path):
     assert (tmp_path / "kernels").resolve() == ROOT / "kernels"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("below", ["notebooks", "notebooks/exercises"])
 def test_a_first_cell_opens_the_course_from_the_learners_folder(
     learner, tmp_path, monkeypatch, below

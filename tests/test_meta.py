@@ -130,6 +130,7 @@ def test_rows_on_an_sm_shrink_with_too_many_warps():
     assert held[1].warps_per_sm < 16 < held[4].warps_per_sm
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", backend.DTYPES)
 def test_the_rule_keeps_enough_rows_and_warps_on_an_sm(dtype):
     lengths = [2**power for power in range(9, 16)]

@@ -310,6 +310,7 @@ def test_one_launch_is_of_two_tensors():
     assert len(launch.pointers) == 2 and launch.constants["STEP"] == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(8193, 4097), (300, 100_001), (20_000, 1000)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_adjacent_rows_of_the_input_hardly_spill(dtype, shape):

@@ -137,6 +137,7 @@ def test_hints_reach_the_cache():
     assert compiled(hints=False).count("evict") == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_programs_that_share_rows_share_sms(dtype):
     for shape in ((1, 20_000_000), (1, 2**20, 16)):
@@ -148,6 +149,7 @@ def test_programs_that_share_rows_share_sms(dtype):
             assert kernel.spills == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_long_rows_leave_one_program_on_an_sm(dtype):
     kernel = compiled(dtype)

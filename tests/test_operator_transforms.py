@@ -121,6 +121,7 @@ def test_the_operator_refuses_a_dimension_that_is_not_there(device):
         torch.ops.kernels.softmax(x, 7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("transform", sorted(set(TRANSFORMS) - {"functionalize"}))
 def test_compiled_transforms_are_as_torchs(transform):
     torch.compiler.reset()

@@ -231,6 +231,7 @@ def test_nothing_loads_ahead_without_cp_async(on, compute_capability):
     assert (config.num_stages > 1) == (compute_capability >= 80)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_chosen_config_fits_its_gpu(on, name):
     there = gpu.named(name)
@@ -301,6 +302,7 @@ def test_resident_programs_are_as_many_as_the_driver_says():
 # ---- the pipeline --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_each_stage_but_the_first_takes_a_tile_of_shared_memory(dtype):
     kernels = [compiled(dtype, 4096, num_stages=stages) for stages in (1, 2, 3, 4)]

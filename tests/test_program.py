@@ -159,6 +159,7 @@ def test_row_is_kept_in_registers_and_shared_memory_carries_one_value_per_warp()
         assert made.spills == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_row_of_32768_does_not_fit_the_registers_of_4_warps_but_of_8(dtype):
     p, n_cols = compile.pointer(dtype), 32768
@@ -168,6 +169,7 @@ def test_row_of_32768_does_not_fit_the_registers_of_4_warps_but_of_8(dtype):
     assert made.num_warps == 4 and made.spills > 0 and wider.spills == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_sm_holds_two_programs_of_4_warps_and_one_of_8_or_16(dtype):
     """So the page's table of warps changes one thing from 8 to 16, and two from 4."""

@@ -87,6 +87,7 @@ def test_what_failed_is_left_and_done_again_alone(recording, task, tmp_path):
     assert {*noted(tmp_path)} == {"bad"}
 
 
+@pytest.mark.thorough
 def test_when_the_minutes_are_over_a_task_is_stopped(recording, task, tmp_path):
     todo = [task("short", seconds=0), task("long", seconds=60), task("never")]
     left = recording.run(todo, "0", tmp_path, 4 / 60)

@@ -56,6 +56,7 @@ def test_replays_find_no_words_of_earlier_ones(kind):
     assert counts.tolist() == [4] * len(counts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpu", ["T4", "H200", "B200"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_a_replay_counts(kind, gpu):

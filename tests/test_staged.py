@@ -98,6 +98,7 @@ def test_a_last_value_that_is_not_copied_is_caught(memory, monkeypatch):
         assert_all_right([torch.bfloat16], [7])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", [15, 33, 63])
 def test_instructions_fit_the_time_of_the_copy(n_cols):
     x = meta_matrix(4096, n_cols, torch.bfloat16)
@@ -122,6 +123,7 @@ def test_the_threads_of_a_row_exchange_nothing(n_cols):
     assert re.fullmatch(f"{copied_in} {rows}( LDS STG)+", order), order
 
 
+@pytest.mark.thorough
 def test_chunks_are_moved_in_accesses_of_16_bytes():
     for n_cols in LENGTHS:
         x = meta_matrix(4096, n_cols, torch.bfloat16)

@@ -226,6 +226,7 @@ def test_wrong_helpers_are_caught(helper, wrong, capsys):
     assert_right(tiled.softmax(x), x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_a_little_longer_than_a_power_of_two_compile(dtype):
     """Triton refuses a block of one column and one row."""

@@ -209,6 +209,7 @@ def test_aligned_rows_in_different_strides_are_loaded_in_wide_accesses(dtype):
     assert loads > 0 and stores > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", [33, 63, 129, 257])
 def test_edges_cost_little(n_cols):
     """A value of a short odd row takes few instructions, and its threads no spills."""
@@ -227,6 +228,7 @@ def test_the_tiled_kernel_does_not_move_them_so():
     assert wide_accesses(compile.aot(tiled.launch_for(x, x))) == [0, 0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", [4095, 16383])
 def test_16_bits_that_are_not_kept_as_32_need_fewer_registers(n_cols):
     x = meta_matrix(4096, n_cols, HALF)

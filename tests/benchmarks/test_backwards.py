@@ -76,6 +76,7 @@ def test_a_block_of_edges_that_lies_on_its_side_is_loaded_once():
         assert down >= 4 * across and shorter < 0.8 * longer
 
 
+@pytest.mark.thorough
 def test_resident_programs_hold_enough_without_spills():
     for row in backwards.resident():
         found = dict(zip(backwards.RESIDENT, row, strict=True))

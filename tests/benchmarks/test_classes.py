@@ -22,6 +22,7 @@ def launches(chapter, n_cols, dtype):
     return shared, classes.of_its_own(shared)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chapter, n, other, dtype", LENGTHS)
 def test_a_kernel_of_its_own_serves_one_length(chapter, n, other, dtype):
     shared, own = map(compile.aot, launches(chapter, n, dtype))

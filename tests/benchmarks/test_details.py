@@ -35,6 +35,7 @@ def test_controls_are_right(control):
     assert_is_gradient(g, x, y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel, case", details.CASES)
 def test_each_control_is_other_code(kernel, case):
     x = torch.empty(case[1:3], dtype=case.dtype, device="meta")

@@ -81,12 +81,14 @@ def test_a_diff_of_the_page_has_at_most_11_new_lines():
 # ---- what the compiler makes of it ---------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_step_three_makes_accesses_wide():
     x = meta_matrix(4096, 1001, HALF)
     widths = [edges.widths(edges.launch_for(kernel, x)) for kernel in STEPS[1:]]
     assert widths == [(2, 2), (16, 16), (16, 16), (16, 16)]
 
 
+@pytest.mark.thorough
 def test_edges_cost_less_if_each_thread_takes_one():
     beside, turns, own = (edges.work(kernel, 257) for kernel in STEPS[2:])
     assert 2.5 < beside["edges"] < 3
@@ -95,6 +97,7 @@ def test_edges_cost_less_if_each_thread_takes_one():
     assert turns["instructions"] < 0.65 * beside["instructions"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", [33, 63, 129, 257, 1001])
 def test_a_row_exchanged_once_takes_half_the_shuffles(n_cols):
     apart, once = (edges.work(kernel, n_cols) for kernel in STEPS[3:])

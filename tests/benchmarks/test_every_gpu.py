@@ -32,14 +32,11 @@ from benchmarks import (
 )
 from kernels import meta, online, program, strided, unaligned
 from kernels.lab import compile, gpu
-from tests.helpers import DTYPES, GPUS, fewer, loaded, meta_matrix
+from tests.helpers import DTYPES, GPUS, loaded, meta_matrix
 from tests.test_every_gpu import compile_and_fit, kernel_of, kernels_in
 
 F32, BF16 = map(compile.pointer, (torch.float32, torch.bfloat16))
 I32, I64 = map(compile.pointer, (torch.int32, torch.int64))
-
-# Where there is no GPU: the oldest, the one that the course measures on, the newest.
-NAMES = fewer(("T4", "H100", "RTX 5090"), GPUS)
 
 # ---- each module's launches, at least one for each kernel ----------------------------
 
@@ -203,18 +200,21 @@ def test_every_kernel_of_an_experiment_is_launched():
     assert kernels_in(modules) <= launched
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("module", MODULES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name, module):
     compile_and_fit(MODULES[module](), name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_the_program_of_the_cache_compiles(name, double_kernel):
     compile_and_fit([(double_kernel, (F32, 100), {"BLOCK": 128})], name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_blocks_in_pairs_compile_where_there_are_clusters(name):
     if gpu.named(name).compute_capability < 90:
         pytest.skip("chapter `meta` tries num_ctas=2 for a GPU with clusters")

@@ -35,6 +35,7 @@ def test_a_missing_tool_is_unavailable():
         faults.run("unshifted", ("no-such-tool",))()
 
 
+@pytest.mark.thorough
 def test_a_kernel_prints_in_both_ways():
     lines = said("printing", TRITON_INTERPRET="1")
     for value in ("2", "4"):
@@ -42,6 +43,7 @@ def test_a_kernel_prints_in_both_ways():
         assert f"\nprint says [{value}.]" in lines
 
 
+@pytest.mark.thorough
 def test_a_false_device_assertion_is_silent_in_the_interpreter():
     for variables in ({}, {"TRITON_DEBUG": "1"}):
         lines = said("asserting", TRITON_INTERPRET="1", **variables)
@@ -49,6 +51,7 @@ def test_a_false_device_assertion_is_silent_in_the_interpreter():
         assert "exp overflows" not in lines
 
 
+@pytest.mark.thorough
 def test_a_signal_shows_where_the_interpreter_hangs():
     for seconds in ("4", "12", "60"):  # starting Python takes two, or more
         timeout = (*faults.TIMEOUT, seconds)
@@ -59,6 +62,7 @@ def test_a_signal_shows_where_the_interpreter_hangs():
     assert "in in_turn_kernel" in lines and "kernels/debugging.py" in lines
 
 
+@pytest.mark.thorough
 def test_a_session_of_pdb_stops_in_the_row_that_goes_wrong():
     commands = ["p row, x", "next", "p numerator"]
     kernel = debugging.unshifted_kernel

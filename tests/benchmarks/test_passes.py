@@ -55,6 +55,7 @@ def test_no_step_adds_more_than_ten_lines():
     assert (two, back) == ((4, 9), (6, 4))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["T4", "H200"])
 @pytest.mark.parametrize("kernel", [*STEPS.values(), passes.silent_kernel])
 def test_every_step_compiles(kernel, name):

@@ -225,6 +225,7 @@ def test_calls_in_a_row_are_divided(monkeypatch):
 # ---- the cache -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_cache_is_missed_by_an_edit_of_the_text_and_found_again():
     edits = {
         "first": ("", ""),

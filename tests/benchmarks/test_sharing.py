@@ -53,6 +53,7 @@ def test_both_kernels_of_one_launch_compile(kernel):
     assert made.count(r"atom\S*\.exch") == (4 if patience else 2)  # own, and others'
 
 
+@pytest.mark.thorough
 def test_help_takes_registers_unless_it_is_a_function_of_its_own():
     (_, waits, _), (name, helps, spilled), (*_, by_course) = sharing.registers()
     assert name == "helping_kernel" and helps > 1.5 * waits

@@ -34,6 +34,7 @@ def test_tiles_of_any_number_of_rows_are_softmaxes(rows):
     assert summary, summary
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tiles_of_any_number_of_rows_compile(dtype):
     for rows, n_cols in itertools.product(tiles.TILES, (1, 2, 32, 33, 64)):

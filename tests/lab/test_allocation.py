@@ -30,6 +30,7 @@ def overlap(one: Buffer, other: Buffer) -> bool:
     return live and max(a for a, _ in ends) < min(b for _, b in ends)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpu", ["T4", "A100", "H200", "B200", "RTX 5090"])
 def test_buffers_are_those_of_the_compiled_kernel(gpu):
     pipelined = (HALF, HALF, 1024, 1, 1024, 1, 4096, 1024, 4, 1024, 3)

@@ -149,6 +149,7 @@ def test_faults_are_found():
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_notebook_sees_the_same_each_time(name):
     figure, again = drawn(name), PICTURES[name]()

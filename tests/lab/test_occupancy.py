@@ -272,6 +272,7 @@ def test_by_driver_refuses_another_gpus_code(driver):
         occupancy.by_driver(compile_row(num_warps=4, gpu="T4"))
 
 
+@pytest.mark.thorough
 def test_table_has_a_row_per_launch(driver):
     names = ("program.softmax_kernel", "persistent.softmax_kernel")
     rows = occupancy.table(course(names, block_cols=[128, 256], num_warps=[1, 4]))
