@@ -24,7 +24,7 @@ from benchmarks import parts
 from benchmarks.tiles import widest
 from kernels import tiled, unaligned
 from kernels.lab import compile, gpu, occupancy
-from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of
+from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, row_shift
 from kernels.layouts import Blocked, layouts_of
 from kernels.tiled import (
     BYTES_PER_WARP,
@@ -374,7 +374,7 @@ def launch_for(kernel: Any, x: torch.Tensor) -> Launch:
     else:
         config = choose_config(x.shape[1], x.element_size())
         grid, constants = (ceil_div(len(x), config.rows),), constants_of(config)
-    scalars = x.stride(0), tiled.row_shift(x), *x.shape
+    scalars = x.stride(0), row_shift(x), *x.shape
     return Launch(kernel, grid, scalars, constants, launch.pointers)
 
 

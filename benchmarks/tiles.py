@@ -23,7 +23,14 @@ from benchmarks import profilers
 from kernels import persistent, tiled
 from kernels.lab import check, clock, compile, record
 from kernels.lab.compile import Compiled
-from kernels.lab.launch import SIZES, Launch, ceil_div, constants_of, pointer_to
+from kernels.lab.launch import (
+    SIZES,
+    Launch,
+    ceil_div,
+    constants_of,
+    pointer_to,
+    row_shift,
+)
 from kernels.tiled import block_max, exp_shifted
 
 Softmax = Callable[[torch.Tensor], torch.Tensor]
@@ -221,7 +228,7 @@ def changed_launch(output: torch.Tensor, x: torch.Tensor, **changes: Any) -> Lau
         changes: fields of `tiled.Config` and their values.
     """
     starts = (t.stride(0) for t in (output, x))
-    shifts = (tiled.row_shift(t) for t in (output, x))
+    shifts = (row_shift(t) for t in (output, x))
     size = x.element_size()
     vector = tiled.choose_vector(x.shape[1], size, *starts, *shifts)
     config = tiled.choose_config(x.shape[1], size, vector)

@@ -16,9 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.lab import launch
-from kernels.lab.launch import SIZES, Launch, constants_of, pointer_to
+from kernels.lab.launch import SIZES, Launch, constants_of, pointer_to, row_shift
 from kernels.online import merge_axis
-from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift, widen
+from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, widen
 from kernels.unaligned import alignment, edge_columns, split_row
 
 MAX_ROWS, MAX_COLS = 65535, 2**27  # the second axis of a grid has no more programs

@@ -182,8 +182,7 @@ def softmax(
         pack: one of PACKS that fits x (`pack_fits`); None takes the largest.
         block: threads of a block, a multiple of 32 up to 1024; None chooses.
 
-    Returns:
-        (M, N) in x's dtype; empty if x is empty.
+    Returns: (M, N) in x's dtype; empty if x is.
 
     Raises:
         TypeError, ValueError: x is no such matrix, or an argument does not fit it.

@@ -209,9 +209,7 @@ def transpose(x: torch.Tensor, arrangement: str = "") -> torch.Tensor:
         known = [*ARRANGEMENTS]
         raise ValueError(f"arrangement must be one of {known}, got {arrangement!r}")
     if arrangement and backend.INTERPRETED:
-        raise RuntimeError(
-            "Gluon kernels need a GPU: Triton's interpreter can't run them"
-        )
+        raise RuntimeError("Gluon kernels need a GPU: the interpreter can't run them")
     output = torch.empty(x.shape[::-1], dtype=x.dtype, device=x.device)
     grid = tuple(triton.cdiv(size, TILE) for size in x.shape)
     if arrangement and x.numel():

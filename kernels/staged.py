@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import tiled, unaligned
+from kernels import unaligned
 from kernels.lab import launch, shared
 from kernels.lab.launch import Launch, ceil_div, constants_of, pointer_to, power_of_2
 from kernels.tiled import INTERPRETED, exp_shifted
@@ -261,7 +261,7 @@ def fits(output: torch.Tensor, x: torch.Tensor) -> bool:
         1 < n_cols <= LONGEST
         and n_cols % 8 > 0
         and all(
-            t.element_size() == 2 and t.is_contiguous() and tiled.row_shift(t) == 0
+            t.element_size() == 2 and t.is_contiguous() and launch.row_shift(t) == 0
             for t in (output, x)
         )
     )

@@ -182,11 +182,6 @@ def split_block(n_cols: int, vector: int) -> tuple[int, int]:
     return half, max(launch.power_of_2(n_cols - half), half // 8, vector, 2)
 
 
-def row_shift(x: Tensor) -> int:
-    """How many elements x's first element lies after a multiple of 16 bytes."""
-    return x.data_ptr() % 16 // x.element_size()
-
-
 def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launch:
     """The launch that writes the softmax of x's rows to output.
 
@@ -196,7 +191,7 @@ def launch_for(output: Tensor, x: Tensor, config: Config | None = None) -> Launc
     """
     n_rows, n_cols = x.shape
     if config is None:
-        starts = output.stride(0), x.stride(0), row_shift(output), row_shift(x)
+        starts = output.stride(0), x.stride(0), *map(launch.row_shift, (output, x))
         vector = choose_vector(n_cols, x.element_size(), *starts)
         config = choose_config(n_cols, x.element_size(), vector)
     return Launch(

@@ -185,7 +185,7 @@ def alignment(output: Tensor, x: Tensor) -> tuple[int, bool]:
     And where a matrix starts at no multiple of 16 bytes: Triton would move elements.
     Also whether both have one `row_shift` and, of several rows, one stride.
     """
-    one, two = (((len(t) > 1) * t.stride(0), tiled.row_shift(t)) for t in (output, x))
+    one, two = (((len(t) > 1) * t.stride(0), launch.row_shift(t)) for t in (output, x))
     vector = tiled.choose_vector(x.shape[1], output.element_size(), *one, *two)
     return 1 if one[1] or two[1] else vector, one == two
 
@@ -246,7 +246,7 @@ def launch_for(output: Tensor, x: Tensor, config: tiled.Config | None = None) ->
     return Launch(
         kernel=softmax_kernel,
         grid=(ceil_div(n_rows, config.rows),),
-        scalars=(output.stride(0), x.stride(0), tiled.row_shift(output), *x.shape),
+        scalars=(output.stride(0), x.stride(0), launch.row_shift(output), *x.shape),
         constants=constants_of(config),
         pointers=(pointer_to(output), pointer_to(x)),
     )

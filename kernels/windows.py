@@ -37,7 +37,7 @@ from kernels.lab.launch import (
 )
 from kernels.online import merge_axis
 from kernels.staged import load_values, stage_chunks, store_values
-from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf, row_shift
+from kernels.tiled import INTERPRETED, exp_shifted, load_or_neg_inf
 
 MAX_COLS, MAX_ROWS = 2**16, tiled.MAX_ROWS  # longer rows are for `cooperative`
 LONGEST_ROW = 16384  # columns of a row that one program takes
@@ -350,7 +350,7 @@ def launch_for(
     config = config or choose_config(n_cols)
     in_parts = config.block_parts > 1
     n_parts = ceil_div(n_cols // 2 + 1, config.words + config.rest) if in_parts else 1
-    scalars = output.stride(0), x.stride(0), row_shift(output), row_shift(x), n_cols
+    scalars = output.stride(0), x.stride(0), *map(launch.row_shift, (output, x)), n_cols
     scalars = scalars if in_parts else (0, 0, *scalars)  # no words, no tag
     return Launch(
         kernel=softmax_kernel,

@@ -28,8 +28,9 @@ LONGEST_CELL = 20
 LONGEST_PAGE = {"cells": 25, "words": 1800}
 LONGER_PAGES: set[str] = set()
 LONGEST_MODULE = 560
-LONGEST_CHAPTER = {"I": 150, "II": 235, "III": 235}  # lines of a module, by part
+LONGEST_CHAPTER = {"I": 150, "II": 220, "III": 220}  # lines of a module, by part
 LONGER = {
+    "matmul": 232,  # its tiles are loaded by pointers, or by descriptors
     "unaligned": 270,  # short rows have a rule of their own, and rows of slices
     "columns": 275,  # whole columns, or parts of them in two steps
     "online": 295,  # one launch, or two steps of programs that share rows
