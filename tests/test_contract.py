@@ -1,12 +1,15 @@
 """What every chapter's softmax promises about its input and its output."""
 
+import functools
+import gc
 import importlib
+import weakref
 
 import pytest
 import torch
 
 import kernels
-from kernels.lab import backend
+from kernels.lab import backend, launch
 from tests.helpers import assert_right, matrix
 
 MODULES = {
@@ -162,3 +165,26 @@ def test_a_launch_is_made_from_shapes_and_called_with_tensors(stem, dtype):
 def test_residency_and_the_softmaxes_from_tiled_on_have_launches():
     from_tiled_on = list(SOFTMAXES)[list(SOFTMAXES).index("tiled") :]
     assert {*WITH_A_LAUNCH, "fastest"} == {"residency", *from_tiled_on}
+
+
+def kept_by(softmax, *shape: int) -> list[str]:
+    """Which of its two tensors something still holds when nobody needs them."""
+    x = matrix(*shape)
+    tensors = {"input": x, "output": softmax(x)}
+    held = {name: weakref.ref(tensor) for name, tensor in tensors.items()}
+    del x, tensors
+    gc.collect()
+    return [name for name, of in held.items() if of() is not None]
+
+
+@pytest.mark.parametrize("shape", [(5, 64), (5, 33)])
+def test_no_tensor_is_kept(softmax, shape):
+    """Kept launches know sizes and alignment: memory of earlier calls must be free."""
+    if softmax is SOFTMAXES["cuda"] and backend.INTERPRETED:
+        pytest.skip("needs a CUDA GPU")
+    assert kept_by(softmax, *shape) == []
+
+
+def test_a_kept_tensor_is_found(monkeypatch):
+    monkeypatch.setattr(launch, "row_shift", functools.cache(launch.row_shift))
+    assert kept_by(MODULES["tiled"].softmax, 5, 64) == ["input", "output"]

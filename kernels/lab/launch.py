@@ -39,12 +39,12 @@ SIZES += ("output_row_stride", "input_row_stride")
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")  # no constexprs
 
 
-@functools.cache  # equal configs share what is returned
 def row_shift(x: torch.Tensor) -> int:
     """How many elements x's first element lies after a multiple of 16 bytes."""
     return x.data_ptr() % 16 // x.element_size()
 
 
+@functools.cache  # equal configs share what is returned
 def constants_of(config: Any) -> Mapping[str, Any]:
     """A Config's fields as a launch's constants: constexprs in order, and OPTIONS."""
     names = (name if name in OPTIONS else name.upper() for name in vars(config))
