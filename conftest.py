@@ -106,6 +106,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: the garbage collector need not look at it."""
     if backend.INTERPRETED:  # on a GPU, tests search for compiled kernels among it
         gc.freeze()
+        gc.set_threshold(700, 10, 100)  # tenfold: figures and kernels are large
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

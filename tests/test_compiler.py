@@ -222,6 +222,7 @@ def test_few_instructions_touch_memory_and_exp_takes_five():
     assert Counter(names) == {"FMUL": 24, "FSETP.GEU": 8, "MUFU.EX2": 8}
 
 
+@pytest.mark.thorough
 def test_rounding_to_bfloat16_takes_sm_75_six_instructions_a_value():
     sizes = {}
     for name in ("T4", "A100"):
@@ -291,6 +292,7 @@ def test_instructions_of_the_table():
             assert compiler.count(made, "redux.sync.max") > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "asynchronous"),
     [("T4", False), ("A100", True), ("L4", True), ("H200", True), ("B200", True)],

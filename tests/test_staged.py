@@ -109,6 +109,7 @@ def test_instructions_fit_the_time_of_the_copy(n_cols):
     assert all(compile.aot(each).spills == 0 for each in launches)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", [7, 31, 33, 63])
 def test_the_threads_of_a_row_exchange_nothing(n_cols):
     """One barrier for the tile's last values, one before rows, and one after them."""

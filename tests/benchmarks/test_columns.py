@@ -86,6 +86,7 @@ def test_blocks_differ_in_their_rows_alone():
     assert values == [512, 512]
 
 
+@pytest.mark.thorough
 def test_code_is_of_two_launches_with_the_same_blocks(small, monkeypatch):
     case = experiments.UNEVEN
     first, second = (made.constants for made in experiments.launches(case).values())

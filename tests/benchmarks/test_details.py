@@ -25,6 +25,7 @@ def compiled(launch: Launch) -> dict[str, Compiled]:
     return dict(zip(details.CONTROLS, found, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("control", details.CONTROLS)
 def test_controls_are_right(control):
     x = matrix(2, 50_257, torch.bfloat16)

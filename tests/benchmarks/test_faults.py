@@ -17,6 +17,7 @@ def said(name: str, tool: tuple[str, ...] = (), **variables: str) -> str:
     return "\n".join(row["line"] for row in faults.run(name, tool, **variables)())
 
 
+@pytest.mark.thorough
 def test_the_command_stands_first_as_it_is_typed():
     rows = faults.run("unshifted", TRITON_INTERPRET="1")()
     assert (

@@ -116,6 +116,7 @@ def test_busy_kernels_compute():
         torch.testing.assert_close(function(x), torch.ones_like(x))
 
 
+@pytest.mark.thorough
 def test_instructions_grow_with_the_steps():
     counted = ledger.instructions(gpu.named("H200"))
     copy = counted["traffic.copy", "float32"]

@@ -119,6 +119,7 @@ def test_each_row_is_named_where_it_starts_in_memory():
     assert {"chunk 0", "chunk 1", "no chunk", "thread 3"} <= {*texts(figure)}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_cols", range(2, 17))
 def test_every_picture_fits_its_card(n_cols):
     for n_rows in (1, 6):

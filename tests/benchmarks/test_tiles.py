@@ -23,6 +23,7 @@ def test_each_step_is_a_softmax(name):
     assert summary, summary
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", tiles.TILES)
 def test_tiles_of_any_number_of_rows_are_softmaxes(rows):
     def softmax(x):

@@ -208,7 +208,7 @@ def test_many_kernels_at_once_keep_their_own_spills():
     x = compile.pointer(torch.float32)
     launches = [
         (row_kernel, (x, x, 4096), {"BLOCK_COLS": 4096, "maxnreg": cap})
-        for cap in (24, 32, 40, 48, 64, 255)
+        for cap in (24, 32, 64)
     ]
     made = compile.aot_all(launches)
     assert [each.spills for each in made] == [*map(spilled_bytes, made)]
