@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
-import pytest
 import torch
 import triton
 import triton.language as tl
@@ -42,12 +41,6 @@ def fewer(interpreted: Any, on_gpu: Any) -> Any:
 
 GPUS = ("T4", "A100", "RTX 3090", "L4", "H100", "B200", "RTX 5090")
 DTYPES = (torch.float32, torch.bfloat16)
-
-
-def every_kind(names: tuple[str, ...] = GPUS) -> list[Any]:
-    """GPUs as parameters of a test, which is thorough for all but the course's kind."""
-    usual, thorough = ("H100", "H200"), pytest.mark.thorough
-    return [pytest.param(n, marks=() if n in usual else thorough) for n in names]
 
 
 def dtypes_for(name: str) -> tuple[torch.dtype, ...]:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kernels import compiler, program
 from kernels.lab import check, compile, gpu, meter, occupancy, stages
-from tests.helpers import GPUS, assert_right, dtypes_for, every_kind, matrix
+from tests.helpers import GPUS, assert_right, dtypes_for, matrix
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 
@@ -161,7 +161,8 @@ def test_a_launch_runs_what_is_compiled_ahead_of_time():
     ).count(r"shfl\.sync")
 
 
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name):
     launches = []
     for dtype in dtypes_for(name):
@@ -190,6 +191,7 @@ def test_names_and_line_breaks_leave_no_trace(name, dtype):
     assert softmax_of(dtype=dtype, gpu=name).sass == other.sass
 
 
+@pytest.mark.thorough
 def test_float32_needs_no_conversion_and_bfloat16_does():
     for dtype, needed in ((SINGLE, False), (HALF, True)):
         x = rows(dtype=dtype)

@@ -11,7 +11,7 @@ import torch
 from benchmarks import cuda_faults
 from kernels import cuda
 from kernels.lab import backend, check, gpu, nvrtc, record
-from tests.helpers import assert_right, every_kind, matrix, meta_matrix
+from tests.helpers import assert_right, matrix, meta_matrix
 
 H200, T4 = gpu.named("H200"), gpu.named("T4")
 GPUS = ("T4", "A100", "RTX 3090", "L4", "H200", "B200", "RTX 5090")
@@ -54,7 +54,8 @@ def instances(dtype, pack):
     }
 
 
-@pytest.mark.parametrize("name", every_kind(GPUS))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_every_template_compiles_in_every_dtype_and_pack(name):
     """All of them for an H200; for each other GPU, other thirds of their pairs."""
     turn = GPUS.index(name)

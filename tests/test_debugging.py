@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels import debugging, program
 from kernels.lab import backend, check, compile, gpu, meter, occupancy, process
-from tests.helpers import assert_right, dtypes_for, every_kind, fewer, matrix
+from tests.helpers import GPUS, assert_right, dtypes_for, fewer, matrix
 
 HALF = torch.bfloat16
 PLAIN_CASE = {"dtypes": [torch.float32], "layouts": ["contiguous"], "max_cols": 65}
@@ -203,7 +203,8 @@ def launches(dtype: torch.dtype):
     yield debugging.in_turn_kernel, (x, x, word, 1000), block
 
 
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name):
     on = gpu.named(name)
     for dtype in dtypes_for(name):

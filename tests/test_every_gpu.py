@@ -1,9 +1,9 @@
 """Every launch of the course compiles for every kind of GPU, and its blocks fit an SM.
 
 Nothing here needs a GPU: the launches are made from tensors without memory, and
-compiled ahead of time. `make test` compiles them for the H100's kind, `make test-all`
-for every kind. The chapters in `THEMSELVES` do the same in their own tests, as their
-launches differ most. The pages' experiments are in `tests/benchmarks`.
+compiled ahead of time, by `make test-all`. The chapters in `THEMSELVES` do the same in
+their own tests, as their launches differ most. The pages' experiments are in
+`tests/benchmarks`.
 """
 
 import importlib
@@ -34,7 +34,7 @@ from kernels import (
 )
 from kernels.lab import compile, gpu, occupancy
 from kernels.lab.launch import Launch
-from tests.helpers import DTYPES, GPUS, dtypes_for, every_kind, meta_matrix
+from tests.helpers import DTYPES, GPUS, dtypes_for, meta_matrix
 
 THEMSELVES = ("debugging", "profiling", "compiler", "layouts", "cuda", "matmul")
 
@@ -236,12 +236,12 @@ def test_the_other_chapters_compile_their_own_for_every_gpu(stem):
     (test,) = (
         tests[name] for name in tests if re.match(r"test_every_\w+_compiles", name)
     )
-    (names,) = (mark.args[1] for mark in test.pytestmark if mark.args[0] == "name")
-    names = [name for param in names for name in param.values]
+    (names,) = (mark.args[1] for mark in test.pytestmark if mark.args[:1] == ("name",))
     assert tuple(gpu.named(name).compute_capability for name in names) == CAPABILITIES
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("chapter", CHAPTERS)
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name, chapter):
     compile_and_fit(launches_of(chapter, dtypes_for(name)), name)

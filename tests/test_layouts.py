@@ -9,7 +9,7 @@ import torch
 from kernels import layouts
 from kernels.lab import allocation, check, compile, gpu, models, occupancy, ptx
 from kernels.layouts import ARRANGEMENTS, TILE, Blocked
-from tests.helpers import assert_right, dtypes_for, every_kind, matrix
+from tests.helpers import GPUS, assert_right, dtypes_for, matrix
 
 SINGLE, HALF = torch.float32, torch.float16
 OUT, IN = 2**30, 0  # addresses
@@ -283,7 +283,8 @@ def launches(dtypes):
         )
 
 
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name):
     on = gpu.named(name)
     for compiled in compile.aot_all(launches(dtypes_for(name)), gpu=on):

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels import matmul
 from kernels.lab import backend, compile, descriptors, gpu, models, occupancy, products
-from tests.helpers import GPUS, every_kind, matrix, meta_matrix, patched
+from tests.helpers import GPUS, matrix, meta_matrix, patched
 
 HALF = torch.bfloat16
 REFERENCES = {
@@ -247,7 +247,8 @@ INSTRUCTIONS = {  # the tensor cores' instruction for each kind of GPU
 }
 
 
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_fits_and_uses_tensor_cores(name):
     on = gpu.named(name)
     launches = [
@@ -264,7 +265,8 @@ def test_every_launch_compiles_fits_and_uses_tensor_cores(name):
             assert bool(made.count(instruction)) == (instruction == wanted), made
 
 
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_the_tile_for_aligned_rows_does_not_spill(name):
     on = gpu.named(name)
     made = compile.aot(matmul.launch_for(*ghosts(4096, 4096, 4096), on=on), gpu=on)

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from kernels import meta, profiling, program
 from kernels.lab import check, clock, compile, gpu, meter, occupancy
-from tests.helpers import assert_right, every_kind, in_company, matrix
+from tests.helpers import GPUS, assert_right, in_company, matrix
 
 FLOAT = compile.pointer(torch.float32)
 
@@ -195,7 +195,8 @@ def test_the_judge_answers_a_kernel_that_fails():
 # ---- on every kind of GPU, and on one ------------------------------------------------
 
 
-@pytest.mark.parametrize("name", every_kind())
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", GPUS)
 def test_every_launch_compiles_and_fits(name):
     launches = [slow(4096, 8), slow(256, 1), slow(4096, 4, torch.bfloat16)]
     for made in compile.aot_all(launches, gpu=gpu.named(name)):

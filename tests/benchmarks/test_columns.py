@@ -63,6 +63,7 @@ def test_a_wrong_softmax_is_not_timed(small):
     assert not small
 
 
+@pytest.mark.thorough
 def test_blocks_and_ways_are_softmaxes(small):
     assert [row["rows of a block"] for row in experiments.blocks()] == [
         32,

@@ -34,6 +34,7 @@ def test_rows_may_end_anywhere_after_step_one():
         assert_right(y, x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", STEPS[1:], ids=lambda kernel: kernel.fn.__name__)
 def test_rows_may_start_anywhere_from_step_two_on(kernel):
     softmax = edges.softmax_by(kernel)

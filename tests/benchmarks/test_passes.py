@@ -188,6 +188,7 @@ def test_other_numbers_of_warps(name):
 # ---- two launches --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n_parts", [2, 3, 5])
 def test_rows_in_parts(n_parts):
     config = online.Config(4, 8, 4, num_warps=1)

@@ -77,6 +77,7 @@ def test_a_step_is_the_time_of_the_chase_over_its_steps(monkeypatch):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("work", residency.WORK)
 def test_the_timed_kernel_reads_the_clock_around_its_work(work):
     x = torch.empty(64, 2048, device="meta")

@@ -16,6 +16,7 @@ KERNELS = [tiles.tile_kernel, tiles.wide_kernel, tiles.blocks_kernel]
 NEWER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", tiles.STEPS)
 def test_each_step_is_a_softmax(name):
     how = {"dtypes": [torch.bfloat16], "max_cols": 136}
