@@ -10,7 +10,8 @@ import triton
 import kernels
 from kernels import columns, cooperative, fastest, online, staged, tiled, windows
 from kernels.lab import direct, operator
-from tests.helpers import STEMS, FakeKernel, assert_right, input_of, tensor
+from tests.fakes import FakeKernel
+from tests.helpers import STEMS, assert_right, input_of, tensor
 
 SINGLE, HALF = torch.float32, torch.bfloat16
 

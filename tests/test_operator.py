@@ -16,15 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kernels import fastest, gradient
 from kernels.lab import backend
 from tests import forks
-from tests.helpers import (
-    DIMS,
-    LAYOUTS,
-    STEMS,
-    FakeKernel,
-    assert_right,
-    contiguous_for,
-    tensor,
-)
+from tests.fakes import FakeKernel
+from tests.helpers import DIMS, LAYOUTS, STEMS, assert_right, contiguous_for, tensor
 
 # ---- out, and autograd ---------------------------------------------------------------
 

@@ -25,7 +25,8 @@ import kernels
 from benchmarks import variants
 from kernels import columns, cooperative, fastest, staged, tiled, windows
 from kernels.lab import backend, shared
-from tests.helpers import FakeKernel, assert_right
+from tests.fakes import FakeKernel
+from tests.helpers import assert_right
 
 LIMIT_S = 300
 

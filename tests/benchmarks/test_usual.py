@@ -9,7 +9,8 @@ import triton
 from benchmarks import usual
 from kernels import persistent
 from kernels.lab import backend, clock, process
-from tests.helpers import FakeCompiled, assert_right, matrix
+from tests.fakes import FakeCompiled
+from tests.helpers import assert_right, matrix
 
 HAS = {"max_num_regs": 65536, "max_shared_mem": 232448, "multiprocessor_count": 2}
 

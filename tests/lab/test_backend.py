@@ -11,7 +11,7 @@ import triton.language as tl
 
 from kernels.lab import backend, description
 from tests import forks
-from tests.helpers import fake_gpu
+from tests.fakes import fake_gpu
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.lab import backend, gpu
-from tests.helpers import fake_gpu
+from tests.fakes import fake_gpu
 
 DOCUMENTED = (
     *("T4", "A100", "RTX 3090", "L4", "RTX 4090", "H100", "H200", "B200", "RTX 5090"),

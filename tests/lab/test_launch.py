@@ -14,7 +14,8 @@ from kernels.lab import words as words_module
 from kernels.lab.direct import CachedLaunch
 from kernels.lab.launch import Launch, Pointer
 from tests import helpers
-from tests.helpers import FakeCompiled, FakeKernel, assert_right, matrix, patched
+from tests.fakes import FakeCompiled, FakeKernel
+from tests.helpers import assert_right, matrix, patched
 
 
 @triton.jit

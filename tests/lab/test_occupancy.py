@@ -16,7 +16,7 @@ import torch
 from kernels import persistent, program, strided
 from kernels.lab import backend, compile, gpu, occupancy
 from kernels.lab.launch import Launch
-from tests.helpers import fake_gpu
+from tests.fakes import fake_gpu
 
 H200 = gpu.named("H200")
 DOCUMENTED = ("T4", "A100", "L4", "RTX 4090", "H100", "H200", "B200")
